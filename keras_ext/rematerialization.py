@@ -72,12 +72,12 @@ def rematerialize(model: Any, which: Literal["blocks"] | Sequence[str] = "blocks
 
 
 def is_rematerialized(layer: Any) -> bool:
-    """True if a layer keeps only its inputs for the backward pass."""
+    """Returns True if a layer keeps only its inputs for the backward pass."""
     return isinstance(getattr(layer, "call", None), functools.partial) and layer.call.func is _recomputed
 
 
 def offloads(layer: Any) -> bool:
-    """True if a layer is recomputed, and holds its inputs in the host's memory."""
+    """Returns True if a layer is recomputed, and holds its inputs in the host's memory."""
     return is_rematerialized(layer) and bool(layer.call.args[1])
 
 

@@ -181,7 +181,7 @@ def _join(
 
 
 def _sum_between_devices(devices: Sequence[str]) -> bool:
-    """True if NCCL sums over all devices of all processes at once, without a sum on each process' first device."""
+    """Returns True if NCCL sums over all devices of all processes at once, without a first sum inside each process."""
     return len(devices) > 1 and all(is_gpu(device) for device in devices)
 
 

@@ -49,7 +49,7 @@ def installed() -> dict[str, str]:
 
 
 def is_tested(name: str, version: str) -> bool:
-    """True if the version of a library in `TESTED` is within its range."""
+    """Returns True if the version of a library in `TESTED` is within its range."""
     low, high = map(_numbers, TESTED[name])
     return low <= _numbers(version) < high
 

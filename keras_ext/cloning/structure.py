@@ -263,7 +263,7 @@ class Attributes:
         return new
 
     def _is_compiled_for_another(self, value: Any) -> bool:
-        """True for a `tf.function` that uses something that is copied."""
+        """Returns True for a `tf.function` that uses something that is copied."""
         function = getattr(value, "python_function", None)
         return function is not None and self.get(function) is not function
 
@@ -273,7 +273,7 @@ def _variables_of(layer: Any) -> list[Any]:
 
 
 def _is_plain_object(value: Any) -> bool:
-    """True for an object of a user's own class, which may hold layers."""
+    """Returns True for an object of a user's own class, which may hold layers."""
     libraries = {"builtins", "functools", "typing", "keras", "tensorflow", "numpy", "google", "tokenizers"}
     libraries |= {"strategies", "keras_ext"}
     is_data = not isinstance(value, (type, types.ModuleType)) and not callable(getattr(value, "__get__", None))

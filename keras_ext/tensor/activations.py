@@ -40,7 +40,7 @@ _ELEMENTWISE = frozenset(
 
 
 def is_elementwise(activation: Callable[..., Any] | None) -> bool:
-    """True if `activation` is None or one of Keras' elementwise functions; False for all others, elementwise or not."""
+    """Returns True if `activation` is None or one of Keras' elementwise functions; False for all others."""
     if activation is None:
         return True
     name = getattr(activation, "__name__", "")

@@ -24,12 +24,12 @@ OF_TENSORFLOW = frozenset(
 
 
 def is_custom(layer: Any) -> bool:
-    """True if `layer` is of a class that is not Keras' own, is no Functional or Sequential model, and holds layers."""
+    """Returns True if `layer` is of a user's class, is no Functional or Sequential model, and holds layers."""
     return not is_keras_class(type(layer)) and not is_graph(layer) and bool(getattr(layer, "_layers", ()))
 
 
 def is_keras_class(cls: type) -> bool:
-    """True if layers of the class can be made from their config: classes of Keras and of `keras_ext`."""
+    """Returns True if layers of the class can be made from their config: classes of Keras and of `keras_ext`."""
     return cls.__module__.partition(".")[0] in ("keras", "keras_ext")
 
 
@@ -42,7 +42,7 @@ def plain_type(layer: Any) -> type:
 
 
 def is_graph(layer: Any) -> bool:
-    """True if `layer` is a model that is made of a graph of layers: a Sequential or Functional one."""
+    """Returns True if `layer` is a model that is made of a graph of layers: a Sequential or Functional one."""
     return isinstance(layer, keras.Sequential) or (isinstance(layer, keras.Model) and hasattr(layer, "operations"))
 
 

@@ -236,7 +236,7 @@ def _cuts(kind: str | None, layer: Any, num_shards: int, least_size: float, dims
 
 
 def is_quantized(layer: Any) -> bool:
-    """True if a layer is quantized, or holds one that is."""
+    """Returns True if a layer is quantized, or holds one that is."""
     return any(getattr(each, "quantization_mode", None) is not None for each in layer._flatten_layers())
 
 

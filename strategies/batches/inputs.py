@@ -80,7 +80,7 @@ def with_checksums(dataset: tf.data.Dataset, share: Callable[[Any], Any]) -> tf.
 
 
 def is_distributed(dataset: tf.data.Dataset) -> bool:
-    """True if the dataset's elements are per-replica values already."""
+    """Returns True if the dataset's elements are per-replica values already."""
     return any(isinstance(spec, PerReplicaSpec) for spec in tf.nest.flatten(dataset.element_spec))
 
 

@@ -66,7 +66,7 @@ class ReadAheadDataset(tf.distribute.DistributedDataset):
         return tf.nest.map_structure(_portion_spec, self.dataset.element_spec)
 
     def cardinality(self) -> Any:
-        """The number of batches, as in ``tf.data``."""
+        """Returns the number of batches, as in ``tf.data``."""
         return self.dataset.cardinality()
 
     def __iter__(self) -> ReadAheadIterator:

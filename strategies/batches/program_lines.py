@@ -20,7 +20,7 @@ def program_frame() -> Any:
 
 
 def is_called_by_program(*between: str) -> bool:
-    """True if the calling hook was called by the user's program itself, not by Keras or this package.
+    """Returns True if the calling hook was called by the user's program itself, not by Keras or this package.
 
     Args:
         between: modules or packages through which a program may call the hook.

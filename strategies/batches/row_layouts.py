@@ -42,7 +42,7 @@ def _fixed_layout(op: Op) -> Layout:
 
 
 def _may_count(op: Op) -> bool:
-    """True for a constant that may be the number of rows, because it was read from a shape that contains it."""
+    """Returns True for a constant that may be the number of rows, because it was read from a shape that contains it."""
     if not any(layout.may_count for layout in op.layouts):
         return False
     if op.type in ("StridedSlice", "GatherV2", "Unpack"):

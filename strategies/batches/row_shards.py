@@ -26,7 +26,7 @@ _OF_SHARDS = (*_SHARDS, Kind.SHARD_NUMBER)
 
 
 def is_of_shards(op: Op) -> bool:
-    """True if an input was computed from the gradient of a shard."""
+    """Returns True if an input was computed from the gradient of a shard."""
     return any(kind in _OF_SHARDS for kind in op.inputs)
 
 

@@ -132,7 +132,7 @@ class Terms:
             self._made[key] = made
 
     def _is_marked(self, made: Made) -> bool:
-        """True if an operation's inputs do not explain the kind of its output, which was marked."""
+        """Returns True if an operation's inputs do not explain the kind of its output, which was marked."""
         return all(self._dependence.kind(each) is Kind.SAME for each in made.inputs)
 
     def _how(self, kind: Kind, made: Made, kinds: Sequence[Kind]) -> How | None:
@@ -151,7 +151,7 @@ class Terms:
         return how
 
     def _sums_over_rows(self, made: Made, kinds: Sequence[Kind]) -> bool:
-        """True for the product of a transposed matrix of rows and one of rows."""
+        """Returns True for the product of a transposed matrix of rows and one of rows."""
         one = self._dependence.made(made.inputs[0])
         if list(kinds) != [Kind.ROWS, Kind.ROWS] or one is None or one.type != "Transpose":
             return False

@@ -52,12 +52,12 @@ def num_rows(value: Any) -> int | tf.Tensor | None:
 
 
 def is_tensor(value: Any) -> bool:
-    """True if ``value`` is a tensor of any kind."""
+    """Returns True if ``value`` is a tensor of any kind."""
     return isinstance(value, (tf.Tensor, tf.RaggedTensor, tf.SparseTensor))
 
 
 def is_batch(value: Any) -> bool:
-    """True if ``value`` is a tensor (dense, ragged or sparse) whose first dimension can be rows."""
+    """Returns True if ``value`` is a tensor (dense, ragged or sparse) whose first dimension can be rows."""
     return is_tensor(value) and bool(value.shape.rank is None or value.shape.rank > 0)
 
 

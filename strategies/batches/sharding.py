@@ -185,7 +185,7 @@ class AgreedDataset(tf.distribute.DistributedDataset):
         return tf.nest.map_structure(lambda spec: _repeated(spec, self._num_together), self.dataset.element_spec)
 
     def cardinality(self) -> int:
-        """The number of batches, as in ``tf.data``."""
+        """Returns the number of batches, as in ``tf.data``."""
         return tf.data.UNKNOWN_CARDINALITY if self.num_batches is None else self.num_batches
 
     def apply(self, transformation: Callable[[tf.data.Dataset], tf.data.Dataset]) -> AgreedDataset:

@@ -226,7 +226,7 @@ def num_microbatches() -> int:
 
 
 def is_in_microbatches() -> bool:
-    """True inside :func:`in_microbatches`: a sum over rows is then only a part of the replica's sum."""
+    """Returns True inside :func:`in_microbatches`: a sum over rows is then only a part of the replica's sum."""
     return _of_microbatches.get() is not None
 
 

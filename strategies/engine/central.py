@@ -101,7 +101,7 @@ def making_optimizer_state() -> Iterator[None]:
 
 
 def is_optimizer_state() -> bool:
-    """True inside :func:`making_optimizer_state`."""
+    """Returns True inside :func:`making_optimizer_state`."""
     return _makes_optimizer_state.get()
 
 

@@ -101,7 +101,7 @@ def captured_shards(variable: Any) -> dict[int, CapturedShard]:
 
 
 def owns_all(variable: Any) -> bool:
-    """True if this process holds all elements of a TensorFlow variable.
+    """Returns True if this process holds all elements of a TensorFlow variable.
 
     Each process may hold some shards of a sharded weight; where a replica spans processes, each has its own variables.
     """

@@ -131,7 +131,7 @@ def _subject(name: str) -> str:
 
 
 def _are_rows(kinds: set[Kind], local: Sequence[tf.Tensor], shares: Sequence[Share]) -> bool:
-    """True if the tensors have one entry for each row, along the first dimension."""
+    """Returns True if the tensors have one entry for each row, along the first dimension."""
     if kinds != {Kind.ROWS}:
         return False
     return all(

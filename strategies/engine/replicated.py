@@ -481,7 +481,7 @@ class ReplicatedExtended(MirroredExtended):
 
 
 def _is_ours() -> bool:
-    """True if the caller is under a strategy of this package."""
+    """Returns True if the caller is under a strategy of this package."""
     return isinstance(tf.distribute.get_strategy().extended, ReplicatedExtended)
 
 

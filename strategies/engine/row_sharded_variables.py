@@ -40,5 +40,5 @@ class RowShardedVariable(ShardedVariable):
 
 
 def is_row_sharded(variable: Any) -> bool:
-    """True if each replica has some rows of a Keras variable."""
+    """Returns True if each replica has some rows of a Keras variable."""
     return isinstance(getattr(variable, "value", None), RowShardedVariable)

@@ -424,7 +424,7 @@ class ShardedUpdates:
 
 
 def _is_sharded(variable: Any) -> bool:
-    """True if each device holds a shard of a Keras variable."""
+    """Returns True if each device holds a shard of a Keras variable."""
     return isinstance(getattr(variable, "value", None), ShardedVariable)
 
 

@@ -46,7 +46,7 @@ class ShardedWeights:
         self.gathers = WeightGathers(layout, steps, groups, self._processes, bucket_bytes)
 
     def should_shard(self, kwargs: dict[str, Any]) -> bool:
-        """True if the arguments of a variable's creation are those of a weight to shard: trainable and floating."""
+        """Returns True if the arguments create a variable that is to be sharded: a trainable, floating-point weight."""
         if is_optimizer_state():
             return False
         if not self._groups.shards_weights and not makes_sharded_rows(self._groups):

@@ -233,7 +233,7 @@ def _joined(ops: Sequence[tf.Operation]) -> list[tf.Operation]:
 
 
 def _would_be_prefetched(dataset: tf.data.Dataset) -> bool:
-    """True if TensorFlow would append a prefetch (``inject_prefetch``), since the last stage does not read ahead."""
+    """Returns True if TensorFlow would append a prefetch (``inject_prefetch``): the last stage does not read ahead."""
     options = dataset.options()
     if options.autotune.enabled is False or options.experimental_optimization.inject_prefetch is False:
         return False

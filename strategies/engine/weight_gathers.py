@@ -126,7 +126,7 @@ class WeightGathers:
         unit.add(variable, num_bytes)
 
     def in_step(self) -> bool:
-        """True in a replica of a running step."""
+        """Returns True in a replica of a running step."""
         return bool(self._steps.context.shares) and tf.distribute.get_replica_context() is not None
 
     def read(self, variable: ShardedVariable) -> tf.Tensor:
@@ -379,7 +379,7 @@ def bucket_of(variables: Sequence[Any], num_owners: int, positions: Sequence[int
 
 
 def _is_inside(graph: Any) -> bool:
-    """True if ops created now may use tensors of `graph`; None means eager tensors."""
+    """Returns True if ops created now may use tensors of `graph`; None means eager tensors."""
     if graph is None:
         return tf.executing_eagerly()
     current: Any = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()

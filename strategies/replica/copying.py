@@ -58,7 +58,7 @@ def _cut_alike(source: Any, target: Any) -> bool:
 
 
 def _is_local(source: Any, parts: Sequence[Any]) -> bool:
-    """True if every process that owns one of the parts owns the source. The result is the same on all processes."""
+    """Returns True if every owner of one of the parts also owns the source. The result is the same on all processes."""
     if isinstance(source, SplitWeight) or not spans_processes(source):
         return False
     known = set(owners_of(source))

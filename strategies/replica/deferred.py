@@ -173,7 +173,7 @@ def peek(variable: Any) -> Any:
 
 
 def is_remote(variable: Any) -> bool:
-    """True if other processes own a Keras or TensorFlow variable, and this one does not."""
+    """Returns True if other processes own a Keras or TensorFlow variable, and this one does not."""
     return isinstance(component_of(variable), RemoteVariable)
 
 
@@ -187,7 +187,7 @@ def component_of(variable: Any) -> Any:
 
 
 def in_shapes_only() -> bool:
-    """True inside a graph that only infers shapes and never runs."""
+    """Returns True inside a graph that only infers shapes and never runs."""
     graph = tf.compat.v1.get_default_graph()
     while getattr(graph, "building_function", False):
         if str(getattr(graph, "name", "")).startswith(SHAPES_ONLY):

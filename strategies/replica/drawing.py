@@ -39,7 +39,7 @@ def in_place() -> Iterator[None]:
 
 
 def is_in_place(shape: Sequence[Any], dtype: tf.DType) -> bool:
-    """True if a value of this shape is to be drawn by :func:`draw`."""
+    """Returns True if a value of this shape is to be drawn by :func:`draw`."""
     return (
         _in_place.get()
         and tf.executing_eagerly()

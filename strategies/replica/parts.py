@@ -112,7 +112,7 @@ class ReplicaParts:
         return self.mesh.ranks[part]
 
     def crosses(self, axis: str) -> bool:
-        """True if the parts along `axis` belong to several processes."""
+        """Returns True if the parts along `axis` belong to several processes."""
         return axis in self.groups.model
 
     def between(self, axis: str) -> AxisMappings | None:
@@ -132,7 +132,7 @@ class ReplicaParts:
         return self.groups.spans_processes
 
     def is_at(self, part: int, coordinates: Coordinates) -> bool:
-        """True if a part is at these coordinates."""
+        """Returns True if a part is at these coordinates."""
         return all(self.mesh.position(part, axis) in positions for axis, positions in coordinates.items())
 
     # ---- devices

@@ -27,7 +27,7 @@ _differentiates: contextvars.ContextVar[bool] = contextvars.ContextVar("keras_st
 
 
 def differentiates_passes() -> bool:
-    """True while a :class:`Passes` is differentiated; more forward passes may follow."""
+    """Returns True while a :class:`Passes` is differentiated; more forward passes may follow."""
     return _differentiates.get()
 
 

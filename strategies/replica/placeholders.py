@@ -93,7 +93,7 @@ class Placeholders:
         return found
 
     def includes(self, value: Any) -> bool:
-        """True if a tensor is one of the placeholders."""
+        """Returns True if a tensor is one of the placeholders."""
         return any(each.tensor is value for each in self._made.values())
 
 

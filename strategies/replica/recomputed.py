@@ -71,7 +71,7 @@ def _on_host(replica: int, inputs: Sequence[Any]) -> Callable[[Sequence[Any]], l
 
 
 def may_recompute(values: Sequence[Any]) -> bool:
-    """True in a graph, such as a training step's, in which a tape may record computations on ``values``.
+    """Returns True in a graph, such as a training step's, in which a tape may record computations on ``values``.
 
     It is False if one of them is ragged or sparse: a function would get its component tensors.
     """

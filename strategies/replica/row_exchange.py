@@ -50,7 +50,7 @@ def sharded_rows(axis: Literal["data", "expert"]) -> Iterator[None]:
 
 
 def makes_sharded_rows(groups: ShardingGroups) -> bool:
-    """True inside :func:`sharded_rows` along "data", or along "expert" if these groups are along that axis."""
+    """Returns True inside :func:`sharded_rows` along "data", or along "expert" if these groups are along that axis."""
     return _making.get() == "data" or (_making.get() == "expert" and groups.shards_experts)
 
 
@@ -73,11 +73,11 @@ class RowExchange:
         self.is_expert_axis = groups.shards_experts
 
     def is_in_replica(self) -> bool:
-        """True where a replica computes with its own rows; elsewhere weights are whole."""
+        """Returns True where a replica computes with its own rows; elsewhere weights are whole."""
         return shares.current() is not None
 
     def has_rows_of(self, variables: Sequence[Any]) -> bool:
-        """True in a replica that owns only some of the rows of each of these Keras variables."""
+        """Returns True in a replica that owns only some of the rows of each of these Keras variables."""
         values = [tf_variable_of(variable) for variable in variables]
         return self.is_in_replica() and all(getattr(value, "has_own_rows", False) for value in values)
 
@@ -271,7 +271,7 @@ def row_exchange(axis: Literal["data", "expert"]) -> RowExchange | None:
 
 
 def lie_on_replicas(variables: Iterable[Any]) -> bool:
-    """True if the rows of some of these Keras variables are sharded over replicas, so that using them is collective."""
+    """Returns True if rows of some of these Keras variables are sharded over replicas: using them is a collective."""
     return any(getattr(tf_variable_of(each), "has_own_rows", False) for each in variables)
 
 

@@ -272,15 +272,15 @@ def _sum_of(one: Any, other: Any) -> Any:
 
 
 def is_floating(value: Any) -> bool:
-    """True if a tensor may have a gradient."""
+    """Returns True if a tensor may have a gradient."""
     return bool(value.dtype.is_floating)
 
 
 def _has_own_memory(value: Any) -> bool:
-    """True if a tensor of a graph is neither a handle nor the value of a variable."""
+    """Returns True if a tensor of a graph is neither a handle nor the value of a variable."""
     return value.dtype not in (tf.resource, tf.variant) and value.op.type != "ReadVariableOp"
 
 
 def _is_made_in_graph(value: Any) -> bool:
-    """True if a tensor is the result of an op in a function, and neither its argument nor a capture."""
+    """Returns True if a tensor is the result of an op in a function, and neither its argument nor a capture."""
     return not hasattr(value, "numpy") and value.op.type != "Placeholder"

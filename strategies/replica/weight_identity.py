@@ -52,7 +52,7 @@ def keys_of(weight: Any) -> tuple[str, ...]:
 
 
 def is_plain(weight: Any) -> bool:
-    """True for a variable that is neither part of a weight nor of a copied model."""
+    """Returns True for a variable that is neither part of a weight nor of a copied model."""
     is_part = isinstance(weight, (WeightSlice, SplitWeight)) or weight_of(weight) is not None
     return not is_part and _ORIGINALS not in vars(weight)
 

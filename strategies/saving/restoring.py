@@ -36,7 +36,7 @@ def alone() -> Iterator[None]:
 
 
 def is_alone() -> bool:
-    """True if this process reads files that the others do not read, and so must not wait for the others."""
+    """Returns True if this process reads files that the others do not read, and so must not wait for the others."""
     return _alone.get()
 
 

@@ -329,7 +329,7 @@ def _check_axis(axis: str, known: Sequence[str] = KNOWN_AXES) -> None:
 
 
 def _is_box(num_local: int, sizes: tuple[int, ...]) -> bool:
-    """True if each run of `num_local` consecutive flat indices is a box of the mesh: a product of ranges."""
+    """Returns True if each run of `num_local` consecutive flat indices is a box of the mesh: a product of ranges."""
     inner = 1
     for size in reversed(sizes):
         if num_local <= inner * size:
