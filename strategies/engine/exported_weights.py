@@ -19,7 +19,7 @@ from strategies.replica.deferred import is_remote
 
 
 class CapturedShard(tf.__internal__.tracking.Trackable):
-    """A shard among a graph's variables: code that freezes the graph reads it, code that saves it finds the weight.
+    """A shard among a graph's variables: code that freezes the graph reads the shard, code that saves it the weight.
 
     Args:
         weight: the ``ShardedVariable``.

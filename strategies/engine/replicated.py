@@ -87,7 +87,7 @@ class ReplicatedExtended(MirroredExtended):
     """
 
     _cross_device_ops: Any
-    #: Counts the saves of this process, those left to rank 0 included. Set only if there are other processes.
+    #: Counts the saves of this process, including those left to rank 0. Set only if there are other processes.
     save_counter: SaveCounter
 
     def __init__(
@@ -99,7 +99,7 @@ class ReplicatedExtended(MirroredExtended):
         sharding: ShardingGroups | None = None,
         parameter_device: str | None = None,
     ) -> None:
-        #: This process in its job: its position, and its messages with other processes.
+        #: This process in its job: its position, and its messages to and from other processes.
         self.member = member or Member(0, 1)
         #: The devices over which a replica is spread.
         self.parts = parts
@@ -282,7 +282,7 @@ class ReplicatedExtended(MirroredExtended):
 
     @contextlib.contextmanager
     def colocate_vars_with(self, colocate_with_variable: Any) -> Iterator[None]:
-        """Enters TensorFlow's context, and first the strategy's scope outside any, as in a loop that creates slots."""
+        """Enters TensorFlow's context, in the strategy's scope if none is entered, as in a loop that creates slots."""
         scope = contextlib.nullcontext() if tf.distribute.has_strategy() else self._container_strategy().scope()
         with scope, super().colocate_vars_with(colocate_with_variable):
             yield
@@ -467,7 +467,7 @@ class ReplicatedExtended(MirroredExtended):
         ]
         return regroup(tuple(value_fn(context) for context in contexts), always_wrap=True)
 
-    # ---- who writes
+    # ---- files
 
     @property
     def should_checkpoint(self) -> bool:

@@ -15,7 +15,7 @@ class RowShardedVariable(ShardedVariable):
     """A weight sharded along its first dimension and never gathered in a step.
 
     A replica's gradient is that of its own experts, from the rows of its whole group; the other replicas of the group
-    have no term of it.
+    contribute no term.
     """
 
     #: Tells layers that a replica computes with its own rows.

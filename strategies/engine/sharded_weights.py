@@ -1,4 +1,4 @@
-"""Creates sharded weights: each is initialized whole, once, on the host, and cut; devices get their shards only."""
+"""Creates sharded weights: each is initialized whole, once, on the host, then partitioned; devices get only shards."""
 
 from __future__ import annotations
 
