@@ -43,7 +43,7 @@ def installed() -> dict[str, str]:
         try:
             found[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
-            # It is run from its sources, or installed under another name, as nightly builds are.
+            # The package runs from its sources, or a library is installed under another name, as nightly builds are.
             found[name] = "not known"
     return found
 
