@@ -1,4 +1,4 @@
-"""Draws random initial values in the weight's own memory, without the copies that eager arithmetic holds.
+"""Draws random initial values in the weight's own memory, without the copies that eager arithmetic makes.
 
 ``mean + stddev * draw``, run eagerly, holds three arrays of the weight's size at once. In a traced function each
 operation reuses the memory of its input. The numbers are the same, since the same kernels draw and compute them.

@@ -69,7 +69,7 @@ def first_owner(parts: ReplicaParts, coordinates: Coordinates) -> int:
 
 
 def is_first_owner(parts: ReplicaParts, variable: Any, axes: Collection[str] = ("pipe", "tensor")) -> bool:
-    """Returns True on exactly one of the owners of a variable along `axes`, so that a sum over them counts it once."""
+    """Returns True on exactly one of a variable's owners along `axes`, so that a sum over the owners counts it once."""
     coordinates = coordinates_of(variable)
     local_part = parts.local_part(coordinates)
     if local_part is None:

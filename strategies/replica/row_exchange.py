@@ -1,7 +1,7 @@
-"""Weights whose rows are sharded over replicas, each of which computes with its own rows: experts, and rows of tables.
+"""Weights whose rows are sharded over replicas, such as experts and tables; each replica computes with its own rows.
 
-The replicas of a group have their own rows of the batch, as along "data", and own some of the rows of a weight. An
-input for a row of the weight, such as a token for its expert, is sent to the replica that owns the row. That replica
+The replicas of a group have their own rows of the batch, as along "data", and each owns some of the rows of a weight.
+An input for a row of the weight, such as a token for its expert, is sent to the replica that owns the row. That replica
 computes, and sends the result back. Each direction is an all-to-all, whose gradient is the other direction.
 
 Within a process the parts are sent as they are. Between processes they are padded (see `row_blocks`).
@@ -29,7 +29,7 @@ from strategies.topology.sharding import ShardingGroups
 #: Computes with the experts that a replica owns: takes tokens sorted by expert, and the number of tokens of each.
 Compute = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 
-#: Tensors of each local replica of a group, the same number for each.
+#: For each local replica of a group, its tensors; equally many for each replica.
 _ReplicaTensors = Sequence[Sequence[tf.Tensor]]
 
 #: The axis over which the rows of new weights are sharded.
@@ -250,7 +250,7 @@ def permuted(value: tf.Tensor, order: tf.Tensor) -> tf.Tensor:
 
 
 def row_exchange(axis: Literal["data", "expert"]) -> RowExchange | None:
-    """Returns the exchange between the replicas along an axis that compute with their own rows of weights.
+    """Returns the exchange between replicas along an axis, each of which computes with its own rows of weights.
 
     Args:
         axis: "expert": None if the current strategy's mesh has no such axis. "data": the replicas that share the
