@@ -108,7 +108,7 @@ def share_out(batch: Any, num_replicas: int) -> Any:
 
 
 def portion_out(batch: Any, first_replica: int, num_local: int, num_replicas: int) -> Any:
-    """Takes this process' rows out of a global batch that every process has, or could have.
+    """Takes this process' rows from a global batch, which is the same on every process.
 
     Args:
         batch: as for :func:`share_out`, the same on all processes.

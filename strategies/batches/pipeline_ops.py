@@ -7,8 +7,8 @@ from typing import Any
 
 from strategies._tf_internals import op_definitions
 
-# Stateful operations that draw nothing from their state: a row's result does not depend on the rows mapped before it.
-# Python functions are the user's responsibility. Datasets inside a map are created for each row.
+# Stateful operations whose results do not depend on their state, and so not on the rows mapped before. Python functions
+# are the user's responsibility. Datasets inside a map are created for each row.
 _HARMLESS = re.compile(
     r"Placeholder|Assert|Print\w*|LookupTable(Find|Size|Export)\w*|(Mutable)?HashTable\w*|VarHandleOp|ReadVariableOp|"
     r"ResourceGather\w*|(Eager)?PyFunc|StatefulPartitionedCall|If|While|Case|StatelessWhile|ReadFile|MatchingFiles|"

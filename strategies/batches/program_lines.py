@@ -1,4 +1,4 @@
-"""Finds lines of the user's program among frames of libraries: the one that runs, and the one that made a tensor."""
+"""Finds lines of the user's program among the frames of libraries: the current line, and the one that made a tensor."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ class RowDependence:
             then gets plain numbers.
         is_marked: whether eager tensors were made inside :func:`marking`, in any thread.
         of_microbatches: whether the rows are only some of each replica's rows: in a graph, a sum over them on all
-            replicas is then no sum over the batch.
+            replicas is then not a sum over the batch.
         num_all: the numbers of rows that the batch of all replicas has, as far as they are known beforehand.
     """
 

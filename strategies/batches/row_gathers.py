@@ -105,7 +105,7 @@ def counted(op: Op) -> Kind:
     if kind is not Kind.ROWS:
         return mixing(op)
     if op.rank(0) == 2 and op.output_rank == 2 and op.layout(0).axis == 0:
-        # The number of columns depends on the largest number of all rows; that is the program's responsibility.
+        # The number of columns depends on the largest number in all rows; the program has to ensure that it agrees.
         return Kind.ROWS
     return Kind.SUM if op.inputs[1].is_fixed else mixing(op)
 

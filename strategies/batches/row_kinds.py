@@ -1,4 +1,4 @@
-"""Kinds: how a tensor depends on the rows of a batch, as a mean over them, a sum, their count, or otherwise.
+"""Kinds of tensors, by their dependence on the rows of a batch: a mean over them, a sum, their count, and others.
 
 A step is written for one device, which has all rows, and runs on replicas, each of which has some. The operations that
 made a replica's number determine how it relates to the number that a single device would have. Each operation maps the
@@ -109,7 +109,7 @@ ROW_MAJOR = Layout()
 
 @dataclass(frozen=True)
 class Op:
-    """One operation and one of its outputs, as far as the rules look at them.
+    """One operation and one of its outputs, with the properties that the rules use.
 
     Attributes:
         type: TensorFlow's name of the operation.

@@ -30,7 +30,7 @@ _SUMMED = "_keras_strategies_summed_over_rows"
 _REDUCED = "_keras_strategies_reduced"
 _PARTS = "_keras_strategies_parts"
 _MADE = "_keras_strategies_made"
-# Eager operations that are remembered although their outputs have rows, or seem to: see `row_terms`.
+# Eager operations that are remembered although their outputs have rows, or appear to: see `row_terms`.
 _REMEMBERED = (
     "ScatterNd",
     "TensorScatterAdd",

@@ -16,7 +16,7 @@ from strategies.batches.row_kinds import Kind
 
 
 class DifferenceWarning(UserWarning):
-    """A program computes a number under a strategy that is not the one of the global batch on one device.
+    """Under a strategy, a program computes a number that differs from that of the global batch on one device.
 
     The message names what differs and what to write instead; the warning's file and line are the program's.
 

@@ -85,10 +85,10 @@ def take_rows(value: Any, begin: int | tf.Tensor, end: int | tf.Tensor) -> Any:
 
 
 def add_dummy_rows(structure: Any, num_replicas: int) -> Any:
-    """Gives every empty batch in ``structure`` a dummy row, replica 0's first; returns the rest uncopied."""
+    """Gives every empty batch in ``structure`` replica 0's first row as a dummy row; copies nothing else."""
 
     def filled(leaf: Any) -> Any:
-        # A portion got its dummy rows when the batch was split.
+        # A portion already got its dummy rows when the batch was split.
         if not isinstance(leaf, PerReplica) or isinstance(leaf, Portion) or len(leaf.values) != num_replicas:
             return leaf
         values = list(leaf.values)
