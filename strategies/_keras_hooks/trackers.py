@@ -1,7 +1,7 @@
 """``Mean`` and ``Sum`` trackers in steps of Keras' trainer: they get the same numbers as on one device.
 
-A tracker's state is summed over all replicas. Values with a number for each row add up correctly. Of a single number
-for the batch, such as a loss or a count, each replica has its own. Depending on its kind (``row_dependence``), it is
+A tracker's state is summed over all replicas. Values with a number for each row add up correctly. For a single number
+per batch, such as a loss or a count, each replica has its own value. Depending on its kind (``row_dependence``), it is
 weighted by rows or added up; a number that is neither a mean nor a sum over rows is a finding.
 """
 

@@ -51,7 +51,7 @@ _NAMES = {
 def select_before_mapping(
     dataset: tf.data.Dataset, first_replica: int, num_local: int, num_replicas: int, *, with_checksums: bool = False
 ) -> Any:
-    """Returns this process' portions of the dataset's global batches, made from its own rows; or a reason against it.
+    """Returns this process' portions of the dataset's global batches, made from its own rows; or the reason why not.
 
     Args:
         dataset: global batches, the same on all processes.

@@ -1,8 +1,8 @@
 """Recomputes a number without rows from its terms, which are reduced over replicas.
 
-A computation of a number without rows from rows begins with reductions: sums, means, counts, maxima. All later
-operations are arithmetic, which gives the number of one device if its terms are those of all replicas. :class:`Terms`
-goes from the number back to the reductions, and runs the arithmetic a second time.
+Computing a number without rows from rows begins with reductions: sums, means, counts, maxima. All later operations are
+arithmetic, which gives the number of one device if its terms are those of all replicas. :class:`Terms` goes from the
+number back to the reductions, and runs the arithmetic a second time.
 
     kept.assign(0.9 * kept + sum(x) / count)      terms: sum(x), count; computed again: /, *, +
 """
