@@ -1,7 +1,7 @@
 """Differences between the supported releases of Keras that concern layers, each with the releases that it concerns.
 
-The rest of this package is written for the newest release. A difference is detected by looking for a name; version
-numbers are compared only where no name tells. Differences in Keras' training are in
+The rest of this package is written for the newest release. A difference is detected by a name that exists or not;
+version numbers are compared only where no name differs. Differences in Keras' training are in
 `strategies/_keras_hooks/keras_versions.py`.
 """
 
