@@ -47,7 +47,7 @@ def activation_bytes(model: Any, num_rows: int) -> int | None:
     with _watched(_operations(model)) as watch:
 
         def compute(inputs: Any) -> Any:
-            # Inputs are the output of no layer, and do not count.
+            # Inputs are not the output of any layer, and do not count.
             watch.know(inputs)
             return model(inputs, training=True)
 
@@ -100,7 +100,7 @@ class _Watch:
         return sum(self._held.values())
 
     def know(self, tensors: Any, *, is_counted: bool = False) -> None:
-        """Remembers tensors; they count as 0 bytes unless `is_counted`."""
+        """Records tensors; they count as 0 bytes unless `is_counted`."""
         found = self._held if self._inside is None else self._inside
         for each in keras.tree.flatten(tensors):
             if ops.is_tensor(each) and id(each) not in self._held and id(each) not in found:

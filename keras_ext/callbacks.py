@@ -12,9 +12,9 @@ class LearningRateWarmup(keras.callbacks.Callback):
     """Raises the learning rate from that of one device to that of all replicas, step by step, over some epochs.
 
     With n replicas, a global batch is n times that of one device, and the model is compiled with n times the learning
-    rate. At the start that is too much. This callback begins with about 1/n of the compiled rate and adds the same
-    amount at every step; at the last step of epoch `warmup_epochs` it reaches the compiled rate. After that, and on one
-    device, it does not set the rate. The schedule is that of Horovod's ``LearningRateWarmupCallback``.
+    rate. At the start that rate is too large. This callback begins with about 1/n of the compiled rate and adds the
+    same amount at every step; at the last step of epoch `warmup_epochs` it reaches the compiled rate. After that, and
+    on one device, it does not set the rate. The schedule is that of Horovod's ``LearningRateWarmupCallback``.
 
     With ``steps_per_execution``, all steps of an execution use the rate of its first step. The logs of each epoch get
     the ``learning_rate`` of its end.
@@ -22,11 +22,12 @@ class LearningRateWarmup(keras.callbacks.Callback):
     Args:
         warmup_epochs: number of epochs of the warm-up.
         target_learning_rate: the learning rate of all replicas, reached at the end; None means the optimizer's when
-            ``fit`` begins. Give it if that may be a rate of the warm-up, as in a model that was saved during it.
+            ``fit`` begins. Pass it if the optimizer's rate may be one of the warm-up, as in a model that was saved
+            during the warm-up.
         momentum_correction: True to rescale the past updates in the momentum of SGD and RMSprop whenever the rate
             changes, as if they had been made with the new rate.
-        steps_per_epoch: number of steps of an epoch; None means the number that ``fit`` finds, which it can for all
-            data that has a length.
+        steps_per_epoch: number of steps of an epoch; None means the number that ``fit`` finds, which requires data of
+            known length.
         verbose: 1 to print a line at the end of the warm-up.
 
     Example:

@@ -1,7 +1,7 @@
 """Differences between the supported releases of Keras that concern layers, each with the releases that it concerns.
 
-The rest of this package is written for the newest release. A difference is detected by looking for a name; version
-numbers are compared only where no name tells. Differences in Keras' training are in
+The rest of this package is written for the newest release. A difference is detected by a name that exists or not;
+version numbers are compared only where no name differs. Differences in Keras' training are in
 `strategies/_keras_hooks/keras_versions.py`.
 """
 
@@ -18,12 +18,12 @@ _RELEASE = tuple(int(number) for number in keras.__version__.split(".")[:2])
 
 
 def has_gate(layer: keras.layers.Layer) -> bool:
-    """True if an attention layer multiplies the output of its heads by a gate. Keras 3.12 and 3.13 have no gates."""
+    """Returns True if an attention layer multiplies the heads' output by a gate. Keras 3.12 and 3.13 have no gates."""
     return bool(getattr(layer, "_use_gate", False) or getattr(layer, "use_gate", False))
 
 
 def renormalizes(layer: keras.layers.BatchNormalization) -> bool:
-    """True if a batch normalization has ``renorm=True``. Keras 3.12 and 3.13 have no such argument."""
+    """Returns True if a batch normalization has ``renorm=True``. Keras 3.12 and 3.13 have no such argument."""
     return bool(getattr(layer, "renorm", False))
 
 

@@ -14,7 +14,7 @@ from keras_ext.text_table import text_table
 from strategies import layer_api
 from strategies.planning import Sharing, bytes_per_parameter
 
-#: The formula still applies if this part of the memory, or less, does not follow it.
+#: The formula still applies if at most this fraction of the memory does not follow it.
 _FEW = 0.05
 
 
@@ -23,16 +23,16 @@ class MemoryReport:
     """The bytes of variables and gradients on each device, and the peaks of GPUs. Prints as a table.
 
     If processes hold parts of the model or of its optimizer, it has the devices of all of them, such as
-    ``"rank 1 GPU:0"``. Activations are not in it: see :func:`memory_plan`.
+    ``"rank 1 GPU:0"``. It does not count activations: see :func:`memory_plan`.
 
     Attributes:
         weights: the bytes of the model's weights: trainable ones, statistics, random seeds.
         slots: the bytes of its optimizer's variables.
-        peaks: the most bytes in use at once on each GPU: variables, activations, gradients, buffers; of this model and
-            of whatever else the process computed. TensorFlow's allocator records no peaks of CPU devices.
+        peaks: the peak bytes in use on each GPU: variables, activations, gradients and buffers, of this model and of
+            everything else that the process computed. TensorFlow's allocator records no peaks of CPU devices.
         gradients: the bytes of gradients when the update begins, which equal those of the device's trainable weights.
             Empty for a model without an optimizer.
-        gathered: with ``shard="weights"``, the most bytes of gathered weights at any time, beside the shards.
+        gathered: with ``shard="weights"``, the peak bytes of gathered weights, in addition to the shards.
         processes: the resident memory of each process, now and at its peak; empty if the system does not report it.
         formula: the bytes per parameter by a formula, in words, and the bytes of a device that follow, without gathered
             weights. None if no formula applies: mesh axes other than "data", a parameter device, weights that are not
@@ -104,14 +104,15 @@ def _with_numbers(device: str) -> list[Any]:
 
 
 def memory_report(model: Any, *, reset_peaks: bool = False) -> MemoryReport:
-    """Counts the bytes of a model's training on each device, and reads the peaks of GPUs and the memory of processes.
+    """Counts the bytes that training a model takes on each device, and reads the peaks of GPUs and processes.
 
-    Variables exist between steps; gradients and gathered weights exist in a part of each step. If processes hold parts
-    of the model or of its optimizer, all of them call this; each counts its own, and all get the same report.
+    Variables exist between steps; gradients and gathered weights exist during a part of each step. If processes hold
+    parts of the model or of its optimizer, all of them call this function; each counts its own bytes, and all get the
+    same report.
 
     Args:
         model: built; for its slots to exist, also compiled and trained for a step, or with its optimizer built.
-        reset_peaks: True to reset the peaks after this report, so that the next one covers what runs in between.
+        reset_peaks: True to reset the peaks after this report, so that the next report covers only the time since.
     """
     slots = slots_of(model)
     has_optimizer = getattr(model, "optimizer", None) is not None

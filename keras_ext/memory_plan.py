@@ -1,4 +1,4 @@
-"""Memory of training by kind, from a model's shapes, before anything of it is allocated."""
+"""Memory of training by kind, computed from a model's shapes before any of it is allocated."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _UNITS = ((10**9, "GB"), (10**6, "MB"), (10**3, "kB"), (1, "bytes"))
 
 @dataclasses.dataclass(frozen=True)
 class MemoryPlan:
-    """The bytes by kind on the device that holds most. Prints as a table, which also has other ways to share.
+    """The bytes by kind on the device with the most. Prints as a table, which also has other configurations.
 
     Attributes:
         num_parameters: the number of parameters of the model, trained or not.
         batch_size: the number of rows of a global batch.
-        asked: the name of the row that was asked for, such as ``'shard="weights"'``.
-        rows: for each way to share, by its name, the bytes of the model and of activations on a device.
+        asked: the name of the requested row, such as ``'shard="weights"'``.
+        rows: for each configuration, by its name, the bytes of the model and of activations on a device.
 
     Example:
 
@@ -61,7 +61,7 @@ class MemoryPlan:
 
     @property
     def gathered(self) -> int:
-        """With ``shard="weights"``, the most bytes of gathered weights at any time, beside the shards."""
+        """With ``shard="weights"``, the peak bytes of gathered weights, in addition to the shards."""
         return self.rows[self.asked][0].gathered
 
     @property
@@ -75,7 +75,7 @@ class MemoryPlan:
         return _together(*self.rows[self.asked])
 
     def __str__(self) -> str:
-        # One unit for all rows, such that the row that was asked for has at least three digits.
+        # One unit for all rows, such that the requested row has at least three digits.
         size, unit = next((each for each in _UNITS if self.together >= each[0]), _UNITS[-1])
 
         def cell(num_bytes: int | None) -> str:
@@ -116,11 +116,11 @@ def memory_plan(
 
     Args:
         make_model: takes nothing and returns a compiled model; called outside of any strategy's scope. The model is
-            thrown away, and takes no memory unless `make_model` reads or assigns weights.
+            discarded, and takes no memory unless `make_model` reads or assigns weights.
         batch_size: the number of rows of a global batch.
         num_devices: the number of devices, each with one replica.
         shard: as for the strategies.
-        shard_size: as for the strategies; it applies to all ways to share in the table.
+        shard_size: as for the strategies; it applies to all configurations in the table.
 
     Raises:
         ValueError: a model that is not compiled or has no weights yet, an input of unknown size, a number that does not
@@ -137,7 +137,7 @@ def memory_plan(
             model.optimizer.build(model.trainable_variables)
         sizes = _sizes_of(model, made)
         num_parameters = int(model.count_params())
-        # The most rows of a replica: numbers of rows differ by at most one.
+        # The largest number of rows of a replica: these numbers differ by at most one.
         rows = {way.num_replicas: -(-batch_size // way.num_replicas) for way in ways.values()}
         activations = {count: activation_bytes(model, own) for count, own in rows.items()}
     found = {name: (held_bytes(sizes, way), activations[way.num_replicas]) for name, way in ways.items()}
@@ -146,7 +146,7 @@ def memory_plan(
 
 
 def _ways(num_devices: int, shard: Any, shard_size: int | None) -> dict[str, Sharing]:
-    """Returns the ways to share that the table shows, by their names."""
+    """Returns the configurations that the table shows, by their names."""
     if shard not in (None, "optimizer", "gradients", "weights"):
         raise ValueError(f"shard is 'optimizer', 'gradients', 'weights' or None. Received: shard={shard!r}.")
     is_size = isinstance(shard_size, int) and not isinstance(shard_size, bool) and shard_size > 1
@@ -156,7 +156,7 @@ def _ways(num_devices: int, shard: Any, shard_size: int | None) -> dict[str, Sha
             f"without shard. Received: shard_size={shard_size!r}, shard={shard!r}, num_devices={num_devices}."
         )
     if num_devices == 1:
-        # There is no other replica to share with.
+        # There is no other replica with which to share.
         return {"one device": Sharing(1, shard)}
     size = shard_size or num_devices
     groups = f", by {size}" if size < num_devices else ""
@@ -187,7 +187,7 @@ def _check(model: Any, made: Sequence[Any]) -> None:
 
 def _sizes_of(model: Any, made: Sequence[Any]) -> ModelSizes:
     """Returns the sizes of a model and its optimizer; `made` has all of their variables, in the order of creation."""
-    # In the order of creation, in which strategies enroll them, too.
+    # In the order of creation, in which strategies also enroll them.
     order = {id(variable): i for i, variable in enumerate(made)}
     trained = {id(variable) for variable in model.trainable_variables}
     weights = []

@@ -16,10 +16,11 @@ from strategies import layer_api
 def rematerialize(model: Any, which: Literal["blocks"] | Sequence[str] = "blocks", *, offload: bool = False) -> Any:
     """Makes layers of a model keep only their inputs for the backward pass, and recompute the rest there.
 
-    In mixed precision a transformer block keeps some 34 bytes for each number of its input, and with this 2, for a
-    third more computation. Weights, metrics and logs are the same: the recomputation draws the same random numbers, and
-    changes no state. Files are the same, too: a model that is loaded from a file, or made from a config, does not
-    recompute. This works under every strategy, and without one; but with ``run_eagerly=True`` everything is kept.
+    In mixed precision, a transformer block keeps about 34 bytes for each number of its input; with this function it
+    keeps 2, at the cost of a third more computation. Weights, metrics and logs are the same: the recomputation draws
+    the same random numbers, and changes no state. Files are the same, too: a model that is loaded from a file, or made
+    from a config, does not recompute. Recomputation works under every strategy and without one, but not with
+    ``run_eagerly=True``, where everything is kept.
 
     A layer must track all weights that it uses: a weight that it reads from a closure would get no gradient.
 
@@ -27,10 +28,11 @@ def rematerialize(model: Any, which: Literal["blocks"] | Sequence[str] = "blocks
 
     Args:
         model: the model to train, which is changed in place.
-        which: names of layers at any depth, each for all layers that have it; or "blocks": the layers of the model that
-            hold other layers. If there is only one such layer, such as a backbone below a head, the blocks inside it.
+        which: names of layers at any depth, where each name selects all layers that have it; or "blocks": the layers of
+            the model that hold other layers. If only one layer does, such as a backbone below a head, "blocks" means
+            the blocks inside it.
         offload: True to hold the inputs in the host's memory. They are copied there while the next layer computes, and
-            back in the backward pass, one layer ahead. For GPUs, on which it was not measured.
+            copied back in the backward pass, one layer ahead. It is meant for GPUs, where it was not measured.
 
     Returns:
         The model.
@@ -72,12 +74,12 @@ def rematerialize(model: Any, which: Literal["blocks"] | Sequence[str] = "blocks
 
 
 def is_rematerialized(layer: Any) -> bool:
-    """True if a layer keeps only its inputs for the backward pass."""
+    """Returns True if a layer keeps only its inputs for the backward pass."""
     return isinstance(getattr(layer, "call", None), functools.partial) and layer.call.func is _recomputed
 
 
 def offloads(layer: Any) -> bool:
-    """True if a layer is recomputed, and holds its inputs in the host's memory."""
+    """Returns True if a layer is recomputed, and holds its inputs in the host's memory."""
     return is_rematerialized(layer) and bool(layer.call.args[1])
 
 
@@ -105,7 +107,7 @@ def _named(model: Any, names: Any) -> list[Any]:
     unknown = [name for name in names if name not in known]
     if unknown:
         raise ValueError(f"Layers to be recomputed must be in the model. It has {known}. Received: {unknown}.")
-    # All layers of a name: layers inside of different layers may have the same one.
+    # Selects all layers with a name: layers inside different layers may have the same name.
     return [layer for layer in inside if layer.name in names]
 
 

@@ -9,7 +9,7 @@ _STATUS = Path("/proc/self/status")
 
 
 def resident_bytes(status: Path = _STATUS) -> tuple[int, int] | None:
-    """Returns the bytes of this process that are in memory, now and at its peak; None if the system does not tell.
+    """Returns the bytes of this process that are in memory, now and at its peak; None if the system does not report it.
 
     Args:
         status: the status file of the process, as Linux writes it.

@@ -14,10 +14,10 @@ from strategies import layer_api
 class ShardedEmbedding(keras.layers.Embedding):
     """A ``keras.layers.Embedding`` whose rows are sharded over replicas, for tables that are too large for one device.
 
-    Each replica asks the others for the rows of its own part of the batch: every distinct index goes to the owner of
-    its row, and the rows come back; in the backward pass gradients go to the owner of their row, which updates it. The
-    table's gradient is not all-reduced, and no device holds the whole table. Weights and logs are those of the plain
-    layer; in files it is the plain layer, with the whole table.
+    Each replica requests the rows for its own part of the batch from the others: every distinct index is sent to the
+    owner of its row, which sends the row back; in the backward pass, gradients are sent to the owner of their row,
+    which updates it. The table's gradient is not all-reduced, and no device holds the whole table. Weights and logs are
+    those of the plain layer; in files it is the plain layer, with the whole table.
 
     The rows are sharded over the replicas that share the optimizer: all of them with ``shard="optimizer"`` or
     ``"weights"``, those of a group with ``shard_size``, or those along the mesh axis "expert". With one replica, it is
@@ -35,7 +35,7 @@ class ShardedEmbedding(keras.layers.Embedding):
     Args:
         input_dim: the number of rows of the whole table.
         output_dim: the number of columns.
-        **kwargs: those of ``keras.layers.Embedding``.
+        **kwargs: further arguments of ``keras.layers.Embedding``.
 
     Example:
 
@@ -98,6 +98,6 @@ class ShardedEmbedding(keras.layers.Embedding):
             return super().call(inputs)
         indices = ops.cast(inputs, "int32")
         rows = layer_api.sharded_lookup(exchange, self._embeddings, ops.reshape(indices, (-1,)))
-        # The exchange sorts by owner, but its result is in the order of the indices again: in the order of the batch.
+        # The exchange sorts by owner, but its result is again in the order of the indices, which is that of the batch.
         rows = layer_api.as_rows(ops.reshape(rows, (*ops.shape(indices), self.output_dim)), indices)
         return ops.cast(rows, dtype=self.compute_dtype)

@@ -12,7 +12,7 @@ import keras
 
 import strategies
 
-# Reading the times waited costs up to 0.1 ms, and nobody reads a progress bar more often than this.
+# Reading the waiting times takes up to 0.1 ms, and nobody reads a progress bar more often than this.
 _SECONDS_BETWEEN_READS = 0.5
 
 
@@ -62,7 +62,7 @@ def _combined(value: float | None, other: float | None, sign: int = 1) -> float 
 
 
 class Throughput(keras.callbacks.Callback):
-    """Measures how many units, such as images, training handles per second, and for what share of time it waits.
+    """Measures the units, such as images, that training processes per second, and the share of time it waits.
 
     Batch logs, and with them the progress bar, get running values of the epoch, updated twice a second; epoch logs, and
     with them ``History``, ``CSVLogger`` and ``TensorBoard``, get the values of the whole epoch:
@@ -72,9 +72,9 @@ class Throughput(keras.callbacks.Callback):
     - ``waiting_communication``: the share in which this process waited for reductions of gradients over replicas that
       its backward pass did not hide, including waits for slower replicas.
 
-    Only training counts: neither validation nor, in each call of ``fit``, the first execution, which traces the step
-    and fills the pipeline. An epoch with no other execution has NaN. The shares exist under the strategies of this
-    package only; that of communication also needs this callback in ``fit`` (or a call of
+    Only training counts. Validation does not count, nor does the first execution in each call of ``fit``, which traces
+    the step and fills the pipeline. The values of an epoch without another execution are NaN. The shares exist under
+    the strategies of this package only; that of communication also needs this callback in ``fit`` (or a call of
     ``strategies.measure_communication``) before the first run of the step traces it. Put the callback before others
     that write logs. The values differ between processes: no callback should base decisions on them.
 
@@ -120,17 +120,17 @@ class Throughput(keras.callbacks.Callback):
 
     @property
     def units_per_second(self) -> float:
-        """The units per second of training so far; 0 if too little was run to tell."""
+        """The units per second of training so far; 0 if too little has run to measure it."""
         return self._rate_of(self._all)
 
     @property
     def input_share(self) -> float | None:
-        """The share of time in which this process waited for batches; None if not measured, NaN if it is too early."""
+        """The share of time in which this process waited for batches; None if not measured, NaN if not known yet."""
         return self._all.share_of(self._all.input)
 
     @property
     def communication_share(self) -> float | None:
-        """The share in which it waited for reductions over replicas; None if not measured, NaN if it is too early."""
+        """The share in which it waited for reductions over replicas; None if not measured, NaN if not known yet."""
         return self._all.share_of(self._all.communication)
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
@@ -151,7 +151,7 @@ class Throughput(keras.callbacks.Callback):
         self._next_read = time.perf_counter() + _SECONDS_BETWEEN_READS
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Starts the clock of the first epoch; updates the running values now and then."""
+        """Starts the clock of the first epoch; updates the running values from time to time."""
         if self._is_first_execution:
             # The first call comes before that execution, the second one after it.
             if batch > 0:

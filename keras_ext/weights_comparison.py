@@ -12,10 +12,10 @@ from strategies import layer_api
 class WeightsComparison(keras.callbacks.Callback):
     """Compares the weights of all processes every `every_steps` steps; stops training everywhere on a mismatch.
 
-    ``fit`` itself compares them at the end of each epoch. In long epochs this callback finds a memory error, or a
-    program that sets weights on one rank only, earlier. It reads all weights of this process once, and sends eight
-    bytes for each variable. Weights that processes hold parts of are compared between those that hold the same part. In
-    a job of one process, and under another package's strategy, it does nothing.
+    ``fit`` itself compares them at the end of each epoch. In long epochs, this callback detects a memory error, or a
+    program that sets weights on one rank only, earlier. Each comparison reads all weights of this process once, and
+    sends eight bytes per variable. A part of a weight is compared between the processes that hold this part. In a job
+    of one process, and under another package's strategy, it does nothing.
 
     Args:
         every_steps: the number of steps between two comparisons, counted over all epochs of a call of ``fit``. An

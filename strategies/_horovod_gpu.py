@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-#: Means the same as `--gpu`: the variable is the one in Horovod's documentation, and NCCL the only value we can build.
+#: The variable, from Horovod's documentation, that means the same as `--gpu`; NCCL is the only value that we can build.
 OPERATIONS = {"HOROVOD_GPU_OPERATIONS": "NCCL"}
 
 STREAM_FILE = "horovod/tensorflow/mpi_ops.cc"
@@ -30,7 +30,7 @@ inline GpuStreamHandle AsGpuStreamValue(Stream* stream) {
 } // namespace gpu
 } // namespace stream_executor
 """
-# The library is linked in a temporary folder and copied from there: CMake would write that folder into it as run path.
+# The library is linked in a temporary folder and copied from there: CMake would record that folder as its run path.
 _RUN_PATH = """
 set_target_properties(${{TF_TARGET_LIB}} PROPERTIES BUILD_WITH_INSTALL_RPATH TRUE INSTALL_RPATH "{}")
 """

@@ -28,7 +28,7 @@ UNBUILDABLE_SOURCE = "xla_mpi_ops.cc"
 BUILD_PACKAGES = ("cloudpickle", "packaging", "psutil", "pyyaml", "setuptools", "wheel")
 SETUPTOOLS_MAJORS = range(65, 85)
 
-# C++17 is what TensorFlow's headers need, 3.13 what Horovod's CMake files ask for.
+# TensorFlow's headers need C++17, and Horovod's CMake files need CMake 3.13.
 MINIMUM_TOOLS = {"g++": (8, 0), "cmake": (3, 13)}
 DEBIAN_PACKAGES = {"g++": "g++", "cmake": "cmake", "make": "make", "mpicxx": "libopenmpi-dev openmpi-bin"}
 
@@ -41,7 +41,7 @@ _BUILD_FLAGS = {
 }
 _BACKEND_FLAGS = {
     "gloo": {"HOROVOD_WITH_GLOO": "1", "HOROVOD_WITHOUT_MPI": "1"},
-    # Both: `horovodrun --gloo` then still works.
+    # Both, so that `horovodrun --gloo` still works.
     "mpi": {"HOROVOD_WITH_MPI": "1", "HOROVOD_WITH_GLOO": "1"},
 }
 
@@ -86,7 +86,7 @@ def patch_cmake(text: str) -> str:
     """Returns Horovod's CMake file for TensorFlow without the one source that does not compile.
 
     Raises:
-        InstallError: if not exactly one line names that source: the tree then is not the original one.
+        InstallError: unless exactly one line names that source: otherwise the tree is not the original one.
     """
     lines = text.splitlines(keepends=True)
     kept = [line for line in lines if UNBUILDABLE_SOURCE not in line]
@@ -205,7 +205,7 @@ def gpu_asked(environ: Mapping[str, str]) -> bool:
     """Returns True if `environ` asks for GPUs by the variable of Horovod's documentation.
 
     Raises:
-        InstallError: if it asks for another GPU build than this one.
+        InstallError: if it asks for a different GPU build.
     """
     asked = {name: value for name, value in environ.items() if name.startswith("HOROVOD_GPU")}
     if asked and asked != OPERATIONS:

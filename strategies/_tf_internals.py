@@ -1,7 +1,7 @@
-"""The only module that imports from ``tensorflow.python``; each name has the reason why no public one serves.
+"""The only module that imports from ``tensorflow.python``; comments say why no public name can replace each import.
 
 TensorFlow 2.19 and 2.21 have all of these names (checked). When TensorFlow moves one, this file is the only one that
-breaks. TensorFlow 2.18 has the first one elsewhere.
+breaks. TensorFlow 2.18 has the first one in another module.
 """
 
 # Names the job whose processes TensorFlow's coordination service monitors; see `eager_context` below.
@@ -28,7 +28,7 @@ from tensorflow.python.data.experimental.ops.distribute import (
 )
 
 # The steps of a pipeline, to find where rows can be selected before they are mapped, and their private attributes, to
-# rebuild the later steps after the selection: no public name tells how a dataset was made. _MapDataset can also run its
+# rebuild the later steps after the selection: no public name shows how a dataset was made. _MapDataset can also run its
 # function in the thread that requests the element, at a tenth of the cost, which the public method does not offer.
 # UnaryUnchangedStructureDataset, the base of datasets with the element spec of their input, has no public name.
 from tensorflow.python.data.ops.batch_op import _BatchDataset as BatchDataset
@@ -80,26 +80,26 @@ from tensorflow.python.distribute.values import (
 # The id of the running replica, in a replica thread or in an update of one replica; None elsewhere.
 from tensorflow.python.distribute.values_util import get_current_replica_id_as_int
 
-# Tells if TensorFlow's runtime has started: the options that join processes must be set before it starts.
+# Shows whether TensorFlow's runtime has started: the options that join processes must be set before it starts.
 from tensorflow.python.eager import context as eager_context
 
 # Records a custom operation on tapes, with variables that it does not read. The public names need the tape
 # (its stop_recording), or the values of the variables (tf.custom_gradient).
 from tensorflow.python.eager import record as gradient_record
 
-# Tells tapes that the result depends on a variable that is not read, because another process holds it.
+# Reports to tapes that the result depends on a variable that is not read, because another process owns it.
 from tensorflow.python.eager import tape as gradient_tape
 
 # tf.function's class: tf.types.experimental.PolymorphicFunction is its base, without python_function and _clone.
 from tensorflow.python.eager.def_function import Function
 
-# Callbacks for each operation that runs eagerly: nothing else tells how an eager tensor was made.
+# Callbacks for each operation that runs eagerly: nothing else shows how an eager tensor was made.
 from tensorflow.python.framework import op_callbacks
 
-# Tells by its type if an operation keeps state: a graph's function library has only the types of operations.
+# Finds by its type whether an operation keeps state: a graph's function library has only the types of operations.
 from tensorflow.python.framework import op_def_registry as op_definitions
 
-# Tells if operations are to be deterministic, in which case TensorFlow refuses to read the clock.
+# Shows whether operations have to be deterministic, in which case TensorFlow refuses to read the clock.
 from tensorflow.python.framework.config import is_op_determinism_enabled
 
 # Registry of the gradients of graphs, by name; entries are permanent. The public name of the class is the same class.

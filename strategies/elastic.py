@@ -16,7 +16,8 @@ _Result = TypeVar("_Result")
 class State:
     """The committed state of an elastic training; :func:`run` makes it and passes it to the training function.
 
-    :class:`keras_ext.Commits` writes it and restores from it. A program that does not train by ``fit`` may use it, too.
+    :class:`keras_ext.Commits` writes it and restores from it. A program that does not train with ``fit`` may use it,
+    too.
 
     Attributes:
         num_starts: the number of calls of the function in this process, including this one.

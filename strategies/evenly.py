@@ -15,7 +15,7 @@ def even_bounds(size: Any, count: int, minimum: Callable[[Any, Any], Any] = min)
     Args:
         size: int, or an integer scalar tensor if it is known at run time only; the bounds have the same type.
         count: number of parts.
-        minimum: the minimum of an int and such a scalar, from the scalar's library.
+        minimum: a function that returns the smaller of an int and such a scalar, from the scalar's library.
     """
     smaller = min if isinstance(size, int) else minimum
     quotient, remainder = size // count, size % count

@@ -21,8 +21,8 @@ def exact() -> None:
     TensorFlow promises that. Numbers under a strategy deviate from those of one device by rounding only: 1e-6 on CPU
     devices (measured); 1e-5 is expected on GPUs and has not been measured.
 
-    **Not promised.** The same bits on one device and on several: cuDNN and cuBLAS choose algorithms by shape, and a
-    replica's part of a batch has another shape than the whole batch. Nor the same bits on another kind of GPU.
+    **Not promised.** The bits on one device and on several may differ: cuDNN and cuBLAS choose algorithms by shape, and
+    a replica's part of a batch has another shape than the whole batch. So may the bits on different kinds of GPU.
     Dropout still draws different numbers on each replica. float16 and bfloat16 keep their own rounding.
 
     **Costs.** Float32 products run at the GPU's float32 speed, several times slower than TF32. Some operations have

@@ -55,17 +55,18 @@ class HorovodStrategy(KerasStrategy):
             with both, no device has the sum of all gradients. "weights" (ZeRO-3) shards the weights as well: a device
             holds its shard of each, and all-gathers whole weights while it computes with them. With None, every device
             holds all slots.
-        shard_size: the number of replicas over which that is sharded, a divisor of the data axis; every group of
-            `shard_size` replicas holds all shards (arXiv:2205.00119). None means the replicas of one
-            host if there are several hosts with equal numbers of replicas, else all replicas.
-        compression: the dtype to which gradients are rounded for communication, "fp16" or "bf16"; None: no rounding.
+        shard_size: the number of replicas over which state is sharded, a divisor of the data axis; every group of
+            `shard_size` replicas holds all shards (arXiv:2205.00119). None means the replicas of one host if there are
+            several hosts with equal numbers of replicas, else all replicas.
+        compression: the dtype to which gradients are rounded for communication, "fp16" or "bf16"; None for no rounding.
         reduction: "average", the gradient of the global batch; or "adasum" (Maleki et al., arXiv:2006.02924), which
             combines the gradients of the processes' rows so that the learning rate need not change with their number.
-            Horovod has it over MPI, for 2, 4, 8, ... processes of whole replicas, and meshes without ``"tensor"``.
+            Horovod supports it over MPI only, for 2, 4, 8, ... processes of whole replicas, on meshes without
+            ``"tensor"``.
         bucket_bytes: the largest number of bytes of gradients in one message. None means 4 MiB, or 16 MiB with
             ``shard`` or the mesh axis ``"expert"``.
         timeout_seconds: how long a process waits in a collective for another that is alive but does not join it, before
-            Horovod is shut down on all processes; 0: for ever.
+            Horovod is shut down on all processes; 0 for no limit.
 
     Example:
 

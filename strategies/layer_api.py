@@ -68,10 +68,10 @@ def save_before_end(model: keras.Model, saver: Saver | None) -> None:
 
 
 def sharing_of(model: keras.Model) -> Sharing | None:
-    """Returns what the replicas of a model share; None if a device does not hold a whole replica or its shards.
+    """Returns how a model's replicas share its state; None if a device does not hold a whole replica or its shards.
 
-    The result is None if a replica spans several devices, with a parameter device, with weights whose rows are sharded
-    over replicas, and under another package's strategy with several replicas.
+    It is None if a replica spans several devices, if there is a parameter device, if rows of weights are sharded over
+    replicas, and under another package's strategy with several replicas.
     """
     strategy = model.distribute_strategy
     engine = engine_of(strategy)
@@ -86,7 +86,7 @@ def sharing_of(model: keras.Model) -> Sharing | None:
 
 
 def gathered_bytes(model: keras.Model) -> dict[str, int]:
-    """Returns for each device of this process the most bytes of gathered weights at any time, beside the shards.
+    """Returns the peak bytes of gathered weights on each device of this process, in addition to the shards.
 
     Empty if devices hold whole weights. A pipeline keeps the gathered weights of its stages until the step ends.
     """

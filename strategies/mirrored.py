@@ -46,7 +46,7 @@ class MirroredStrategy(KerasStrategy, tf.distribute.MirroredStrategy):
             with both, no device has the sum of all gradients. "weights" (ZeRO-3) shards the weights as well: a device
             holds its shard of each, and all-gathers whole weights while it computes with them. With None, every device
             holds all slots.
-        shard_size: the number of replicas over which that is sharded, a divisor of the data axis; every group of
+        shard_size: the number of replicas over which state is sharded, a divisor of the data axis; every group of
             `shard_size` replicas holds all shards (arXiv:2205.00119). None means all replicas.
 
     Example:

@@ -27,9 +27,9 @@ from strategies.topology.gpus import claim, refuse_shared
 from strategies.topology.mesh import DeviceMesh
 from strategies.topology.placement import local_grid, mesh_over_processes
 
-#: A collective fails if not all processes have joined it after this time. A process that ends is noticed at once; this
-#: limit is for one that is alive and never joins. It must be longer than what one process does alone: saving, building,
-#: tracing.
+#: A collective fails if not all processes have joined it after this time. A process that ends is detected at once; this
+#: limit is for one that is alive and never joins. It must exceed the time that one process works alone: saving,
+#: building, tracing.
 TIMEOUT_SECONDS = 600.0
 #: On GPUs buckets are reduced one after the other, each by one launch of NCCL, which is fast for large messages only.
 #: Not measured.
@@ -64,9 +64,9 @@ class MultiWorkerMirroredStrategy(KerasStrategy, tf.distribute.MultiWorkerMirror
             with both, no device has the sum of all gradients. "weights" (ZeRO-3) shards the weights as well: a device
             holds its shard of each, and all-gathers whole weights while it computes with them. With None, every device
             holds all slots.
-        shard_size: the number of replicas over which that is sharded, a divisor of the data axis; every group of
-            `shard_size` replicas holds all shards (arXiv:2205.00119). None means the replicas of one
-            host if there are several hosts with equal numbers of replicas, else all replicas.
+        shard_size: the number of replicas over which state is sharded, a divisor of the data axis; every group of
+            `shard_size` replicas holds all shards (arXiv:2205.00119). None means the replicas of one host if there are
+            several hosts with equal numbers of replicas, else all replicas.
 
     Example:
 
@@ -181,7 +181,7 @@ def _join(
 
 
 def _sum_between_devices(devices: Sequence[str]) -> bool:
-    """True if NCCL sums over all devices of all processes at once, without a sum on each process' first device."""
+    """Returns True if NCCL sums over all devices of all processes at once, without a first sum inside each process."""
     return len(devices) > 1 and all(is_gpu(device) for device in devices)
 
 

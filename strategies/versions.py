@@ -43,13 +43,13 @@ def installed() -> dict[str, str]:
         try:
             found[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
-            # It is run from its sources, or installed under another name, as nightly builds are.
+            # The package runs from its sources, or a library is installed under another name, as nightly builds are.
             found[name] = "not known"
     return found
 
 
 def is_tested(name: str, version: str) -> bool:
-    """True if the version of a library in `TESTED` is within its range."""
+    """Returns True if the version of a library in `TESTED` is within its range."""
     low, high = map(_numbers, TESTED[name])
     return low <= _numbers(version) < high
 

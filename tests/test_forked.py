@@ -26,7 +26,7 @@ sys.exit(7)
 """
 
 
-def told(command: list[str], folder: Path) -> tuple[int, list[object], str]:
+def run_program(command: list[str], folder: Path) -> tuple[int, list[object], str]:
     """Returns the exit code, the program's output, and its last line on stderr."""
     done = subprocess.run(
         command,
@@ -48,7 +48,7 @@ def test_they_have_what_an_interpreter_would_give_them(tmp_path: Path) -> None:
     program = folder / "tells.py"
     program.write_text(TELLS)
     for arguments in ([str(program), "a b", "-c"], ["-c", TELLS, "x"], ["-m", "tells", "--flag"]):
-        assert told(python(*arguments), folder) == told([sys.executable, *arguments], folder)
+        assert run_program(python(*arguments), folder) == run_program([sys.executable, *arguments], folder)
 
 
 @pytest.mark.parametrize(

@@ -33,8 +33,8 @@ class Checkpoints(keras.callbacks.Callback):
     with all processes of its job, and all end with exit code 75; under a strategy of another package it just ends.
 
     An epoch that a callback stopped early is not saved: a restored run finishes it. The state of other callbacks, such
-    as the best loss so far, is not saved, nor that of random draws without a seed. Let learning rates follow a
-    schedule: :class:`LearningRateWarmup` counts the steps of an epoch that it has seen.
+    as the best loss so far, is not saved, nor is that of random draws without a seed. Use a schedule for learning
+    rates: :class:`LearningRateWarmup` counts only the steps of an epoch that it has seen.
 
     Keras cannot start in the middle of an epoch, so the program passes the rest of that epoch itself::
 
@@ -53,8 +53,8 @@ class Checkpoints(keras.callbacks.Callback):
         folder: the folder of the checkpoints; made if it does not exist.
         steps_per_epoch: the number of steps of a whole epoch.
         every_steps: the number of steps after which to save within an epoch, counted from its first step; None to save
-            only at its end. Saving happens between executions of several steps (``steps_per_execution``), and not
-            before the last execution.
+            only at its end. Checkpoints are saved between executions of several steps (``steps_per_execution``), but
+            not before the last execution.
         num_kept: the number of checkpoints to keep. An older one is used if the last cannot be read.
 
     Example:
@@ -81,7 +81,7 @@ class Checkpoints(keras.callbacks.Callback):
         self._every_steps = every_steps
         self._files = CheckpointFiles(Path(folder), num_kept)
         self._origin = str(folder)
-        #: The logs of all finished epochs, by name, restored ones included.
+        #: The logs of all finished epochs, by name, including restored ones.
         self.history: dict[str, list[float]] = {}
         self._position = TrainingPosition()
         self._unfinished: list[Any] = []
@@ -89,11 +89,11 @@ class Checkpoints(keras.callbacks.Callback):
         self._done = 0
 
     def restore(self, model: keras.Model) -> TrainingPosition:
-        """Loads the last checkpoint into a compiled model; returns the position to resume from, which may be the start.
+        """Loads the last checkpoint into a compiled model; returns the position at which to resume, possibly the start.
 
         Raises:
-            ValueError: the checkpoint belongs to another model or optimizer, or has epochs of another length; or
-                checkpoints exist, and none can be read.
+            ValueError: the checkpoint belongs to another model or optimizer, or has epochs of another length; or none
+                of the existing checkpoints can be read.
         """
 
         def load() -> str:
@@ -110,7 +110,7 @@ class Checkpoints(keras.callbacks.Callback):
         layer_api.save_before_end(self.model, self._save_and_end)
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Unregisters the saver: SIGTERM ends the process at once again; one received after the last epoch does now."""
+        """Unregisters the saver: SIGTERM ends the process at once again; a SIGTERM since the last epoch ends it now."""
         layer_api.save_before_end(self.model, None)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
@@ -123,12 +123,12 @@ class Checkpoints(keras.callbacks.Callback):
             self._put_back(keras.ops.zeros_like)
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Saves the state after the steps before, if it is due.
+        """Saves the state after the previous step, if a checkpoint is due.
 
         ``on_train_batch_end`` is not used: Keras would have to wait for the logs of every step.
         """
         if self._to_put_back and batch:
-            # Without a strategy of ours, Keras makes the metrics only in the first step. Their variables are sums.
+            # Without one of our strategies, Keras makes the metrics only in the first step. Their variables are sums.
             self._put_back(lambda variable: variable)
         before, self._done = self._done, self._position.step + batch
         every, execution = self._every_steps, self.model.steps_per_execution
@@ -180,7 +180,7 @@ class Checkpoints(keras.callbacks.Callback):
         self._to_put_back = []
 
     def _state_at(self, position: TrainingPosition) -> dict[str, Any]:
-        """Returns the state to save beside the weights. All processes call it, as each may own a part."""
+        """Returns the state to save in addition to the weights. All processes call it, as each may own a part."""
         model = self.model
         strategies.sum_accumulated(model.optimizer)
         counted = model.metrics_variables if position.step else []

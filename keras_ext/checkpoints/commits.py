@@ -1,4 +1,4 @@
-"""Commits of elastic training: in-memory checkpoints of runs whose workers come and go."""
+"""Commits of elastic training: in-memory checkpoints of runs that lose and gain workers."""
 
 from __future__ import annotations
 

@@ -30,15 +30,15 @@ class CheckpointFiles:
     num_kept: int
 
     def weights(self, name: str) -> Path:
-        """The path of a checkpoint's weights."""
+        """Returns the path of a checkpoint's weights."""
         return self.folder / f"{name}.weights.h5"
 
     def adapters(self, name: str) -> Path:
-        """The path of a checkpoint's LoRA adapters, if its model has any."""
+        """Returns the path of a checkpoint's LoRA adapters, if its model has any."""
         return self.folder / f"{name}.adapters.npz"
 
     def state(self, name: str) -> Path:
-        """The path of a checkpoint's mark, which holds its state."""
+        """Returns the path of a checkpoint's mark, which holds its state."""
         return self.folder / f"{name}.json"
 
     def names(self) -> list[str]:

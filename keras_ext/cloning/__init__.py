@@ -1,4 +1,4 @@
-"""Copies of layers and models: the same classes and settings, with the weights and all other learnt state.
+"""Copies layers and models: the copies have the same classes and settings, weights and other learnt state.
 
 `Copies` copies layers and models, `cloned` a model's graph, `remade` makes one layer from its config, `copy_state`
 copies weights and other state. `pairs` matches the layers of a model and of its copy by position, because Keras numbers

@@ -1,4 +1,4 @@
-"""Copies the attributes of a weight, but not its value, to its copy: those that decide how it is trained and read."""
+"""Copies the attributes of a weight that determine how it is trained and read, but not its value, to its copy."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ ATTRIBUTES = ("trainable", "regularizer", "constraint", "overwrite_with_gradient
 
 
 def take_attributes(old: Any, new: Any) -> None:
-    """Copies to a new weight, a variable or a `SplitWeight`, all that a program can set on the old one, but its value.
+    """Copies everything that a program can set on the old weight, except its value, to the new one.
 
-    The copy has the path of the old weight, and an optimizer treats both alike: one that is excluded from weight decay
-    stays excluded.
+    Weights are variables or `SplitWeight`s. The copy has the path of the old weight, and an optimizer treats both
+    alike: a weight that is excluded from weight decay stays excluded.
     """
     for name in ATTRIBUTES:
         value = getattr(old, name)

@@ -18,7 +18,7 @@ from keras_ext.tensor.gathered import GatheredWeights
 
 
 class Copies:
-    """Copies layers without the values of their weights; what two layers share, their copies share.
+    """Copies layers without the values of their weights; objects that two layers share are shared by their copies.
 
     Models are made from copies of their layers, Keras' own layers from their config, other layers attribute by
     attribute.
@@ -61,9 +61,9 @@ class Copies:
         self._made.setdefault(id(layer), (layer, new))
 
     def _get_inner(self, layer: Any) -> Any:
-        """Returns the copy of a layer that another one holds; the layer itself if it is not part of what is copied.
+        """Returns the copy of a layer that another layer holds; the layer itself if it is not to be copied.
 
-        The latter is a layer that a function uses and Keras does not track: a copy would not get its weights.
+        A layer that a function uses and Keras does not track is not copied: the copy would not get its weights.
         """
         return self.built(layer) if id(layer) in self._inside else layer
 
@@ -107,7 +107,7 @@ class Copies:
 
     def _from_attributes(self, layer: Any) -> Any:
         new = self._attributes.blank(layer)
-        # Noted before it is filled: what the layer holds may refer back to the layer.
+        # Recorded before it is filled: objects that the layer holds may refer back to the layer.
         self._note(layer, new)
         try:
             self._attributes.fill(new, layer)

@@ -16,7 +16,7 @@ _OF_MODELS = (keras.Layer, keras.Variable, keras.random.SeedGenerator, keras.met
 class Counterparts(Attributes):
     """Copies functions, methods and objects that use a model, so that they use its finished copy.
 
-    Layers, weights and similar objects of others, such as a teacher model, are kept.
+    Layers, weights and similar objects that belong to others, such as a teacher model, are kept.
 
     Args:
         old: the model.
@@ -42,6 +42,6 @@ class Counterparts(Attributes):
         return super().get(value)
 
     def variables_of(self, variables: list[Any]) -> list[Any]:
-        """Returns the copy's variables for some of the model's; for a split weight, all of its shards."""
+        """Returns the copy's variables for some of the model's variables; for a split weight, all of its shards."""
         made = [self.get(weight) for weight in layer_api.joined(variables, only_split=True)]
         return [each for one in made for each in (one.shards if isinstance(one, layer_api.SplitWeight) else [one])]

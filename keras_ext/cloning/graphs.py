@@ -17,7 +17,7 @@ def cloned(model: Any, clone: Callable[[Any], Any], call: Callable[..., Any] | N
 
     Args:
         model: a built model, or a Sequential that is not built.
-        clone: returns the replacement of a layer or operation; called once for each.
+        clone: returns the replacement of a layer or operation; called once for each layer and operation.
         call: calls what `clone` returned, in a Functional model.
     """
     inputs = None if isinstance(model, keras.Sequential) else keras.tree.pack_sequence_as(model.input, _inputs(model))
@@ -50,7 +50,7 @@ def put_in_order(model: Any, layers: list[Any]) -> None:
 
 
 def input_of(model: Any) -> list[Any]:
-    """Returns a list of one input like the model's first; an empty list if it has none yet, or is no model."""
+    """Returns a list of one input like the model's first; an empty list if it has no input yet, or is not a model."""
     inputs = getattr(model, "inputs", None) or ()
     return [keras.Input(batch_shape=tensor.shape, dtype=tensor.dtype) for tensor in inputs[:1]]
 

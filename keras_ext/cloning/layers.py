@@ -19,7 +19,7 @@ def remade(layer: Any, other_class: Any = None, **own: Any) -> Any:
     A layer that has no config, or an incomplete one, is made from the arguments that its constructor was given.
 
     Args:
-        layer: one of Keras' layers, or one that holds something that cannot be copied.
+        layer: one of Keras' layers, or a layer that holds an object that cannot be copied.
         other_class: the class of the new layer, which takes the config of `layer`.
         **own: further arguments of that class.
 
@@ -57,7 +57,7 @@ def _remade(layer: Any) -> Any:
 
 
 def _from_config(layer: Any, cls: Any, own: dict[str, Any]) -> Any:
-    """Returns a layer made as from a file, but neither classes nor functions need be registered."""
+    """Returns a layer made as from a file, except that classes and functions need not be registered."""
     known: dict[str, Any] = {}
     for inner in layer._flatten_layers():
         known |= {function.__name__: function for function in _own_functions(inner).values()}

@@ -64,7 +64,7 @@ class OptimizerCopies:
 
 
 def recreated(each: Any) -> Any:
-    """Returns an optimizer or a metric like another one, without its state."""
+    """Returns a copy of an optimizer or a metric, without its state."""
     # The config has these by name only: the function of a metric, the schedule of a learning rate.
     parts = [getattr(each, "_fn", None), getattr(each, "_learning_rate", None), getattr(each, "inner_optimizer", None)]
     parts += [getattr(part, "_learning_rate", None) for part in parts]

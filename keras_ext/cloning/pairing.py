@@ -12,10 +12,10 @@ from keras_ext.tensor.layer import SplitLayer
 
 
 def pairs(old: Any, new: Any) -> list[tuple[Any, Any]]:
-    """Returns each layer of a layer or model, itself first, with the one at the same position in a copy.
+    """Returns each layer in a layer or model, itself first, with the layer at the same position in a copy.
 
-    Where the copy has a layer of another class, or with another number of inner layers, inner layers are left out; but
-    those of a split copy are paired by their attributes' names.
+    Where the copy has a layer of another class, or with another number of inner layers, inner layers are left out,
+    except that those of a split copy are paired by their attributes' names.
     """
     found: dict[int, tuple[Any, Any]] = {}
 

@@ -90,7 +90,7 @@ def own_variables(layer: Any) -> list[Any]:
 
 
 def copy_weights(old: Sequence[Any], new: Sequence[Any]) -> None:
-    """Copies to weights the values of others, and all else that can be set on these. All processes call this.
+    """Copies the values of weights, and all other settable properties, to other weights. All processes call this.
 
     Raises:
         ValueError: the weights differ in number or shape.
@@ -103,7 +103,7 @@ def copy_weights(old: Sequence[Any], new: Sequence[Any]) -> None:
 
 
 def copy_values(old: Sequence[Any], new: Sequence[Any]) -> None:
-    """Copies to variables the values of others, one weight after the other. All processes call this.
+    """Copies the values of variables to others, one weight after the other. All processes call this.
 
     Raises:
         ValueError: the weights differ in number or shape.

@@ -39,10 +39,10 @@ class CannotCopyError(ValueError):
 
 
 class Attributes:
-    """Copies what layers hold, each object once: what two layers share is shared by their copies.
+    """Copies the objects that layers hold, each once: objects that two layers share are shared by their copies.
 
     Args:
-        make: returns the counterpart of a held layer; called each time that a layer is met.
+        make: returns the counterpart of a held layer; called each time a layer is found.
         dims: the dim along which a weight is to be cut into shards, by the weight's id.
         rows_of_experts: the ids of experts' weights, which are distributed over the mesh axis "expert".
     """
@@ -68,7 +68,7 @@ class Attributes:
         return new
 
     def fill(self, new: Any, layer: Any) -> None:
-        """Copies all that `layer` holds to a blank layer."""
+        """Copies everything that `layer` holds to a blank layer."""
         if isinstance(new, SplitLayer):
             new.place_shards()
             # Keras reads some of these when a weight is added.
@@ -85,7 +85,7 @@ class Attributes:
             new._lock_state()
 
     def count(self, new: Any, layer: Any, stores: Iterable[str]) -> None:
-        """Makes a copy track its parts of some kinds in the order of `layer`, with those that are no attribute."""
+        """Makes a copy track its parts of some kinds in the order of `layer`, also those that are not attributes."""
         for store in stores:
             _, held = new._tracker.config[store]
             held.clear()
@@ -116,7 +116,7 @@ class Attributes:
         return next(kind(value) for kind in (list, dict, set) if isinstance(value, kind))
 
     def get(self, value: Any) -> Any:
-        """Returns the counterpart of what a layer holds; the same object if nothing in it belongs to the layer.
+        """Returns the counterpart of an object in a layer; the same object if nothing in it belongs to the layer.
 
         Raises:
             CannotCopyError: the value is, or holds, an object of TensorFlow that Keras does not track.
@@ -249,7 +249,7 @@ class Attributes:
             raise CannotCopyError(f"It holds {value!r}.")
         if not _is_plain_object(value):
             return value
-        # Noted before its attributes are copied: they may refer back to it.
+        # Recorded before its attributes are copied: they may refer back to it.
         new = self._once(value, lambda: copy.copy(value))
         made = {name: self.get(held) for name, held in vars(value).items()}
         if all(made[name] is held for name, held in vars(value).items()):
@@ -263,7 +263,7 @@ class Attributes:
         return new
 
     def _is_compiled_for_another(self, value: Any) -> bool:
-        """True for a `tf.function` that uses something that is copied."""
+        """Returns True for a `tf.function` that uses something that is copied."""
         function = getattr(value, "python_function", None)
         return function is not None and self.get(function) is not function
 
@@ -273,7 +273,7 @@ def _variables_of(layer: Any) -> list[Any]:
 
 
 def _is_plain_object(value: Any) -> bool:
-    """True for an object of a user's own class, which may hold layers."""
+    """Returns True for an object of a user's own class, which may hold layers."""
     libraries = {"builtins", "functools", "typing", "keras", "tensorflow", "numpy", "google", "tokenizers"}
     libraries |= {"strategies", "keras_ext"}
     is_data = not isinstance(value, (type, types.ModuleType)) and not callable(getattr(value, "__get__", None))

@@ -38,7 +38,7 @@ class _Block:
 
     def _weighted_sum(self, tokens: Any, experts: Any, weights: Any, banks: Sequence[Any], feed_forward: Any) -> Any:
         experts, weights = ops.cast(experts, "int32"), ops.cast(weights, tokens.dtype)
-        # The sort by experts is undone, so row i of the output belongs to token i; the ops do not show it.
+        # The sort by experts is undone, so row i of the output belongs to token i, which the ops do not show.
         return layer_api.as_rows(weighted_sum_over_experts(tokens, experts, weights, banks, feed_forward), tokens)
 
     def _balance(self, probabilities: Any, experts: Any, mask: Any) -> None:
@@ -53,7 +53,7 @@ class _Block:
 
 
 class MixtralBlock(_Block):
-    """The block of Mixtral. It returns router logits, and padding does not count for the load."""
+    """The block of Mixtral. It returns router logits; padding does not count in the load."""
 
     factor_attribute = "router_aux_loss_coef"
 

@@ -52,7 +52,7 @@ class MixtureOfExperts(keras.Layer):
         router_activation: ``"softmax"`` or ``"sigmoid"``. The router computes in float32.
         normalize_top_k: divide the weights of a token's choices by their sum.
         router_bias: the update step of a bias per expert: after a training step, the bias grows by it if the expert had
-            less than the mean load, and falls by it if more. The bias affects which experts are chosen, but not the
+            less than the mean load, and falls by it if more. The bias affects the choice of experts, but not the
             weights of their outputs. None for no bias.
         router_jitter: in training, the router sees inputs times random numbers in ``1 - jitter .. 1 + jitter``.
         shared_hidden_dim: the hidden size of an additional expert that computes every token, with weight 1. None for no
@@ -198,7 +198,8 @@ class MixtureOfExperts(keras.Layer):
         outputs = weighted_sum_over_experts(
             tokens, routes.experts, ops.cast(routes.weights, self.compute_dtype), banks, feed_forward, is_kept, shards
         )
-        # The sort by experts is undone, so row i of the output belongs to row i of the input; the ops do not show it.
+        # The sort by experts is undone, so row i of the output belongs to row i of the input, which the ops do not
+        # show.
         outputs = layer_api.as_rows(ops.reshape(outputs, shape), inputs)
         return outputs if self.shared_hidden_dim is None else outputs + plain_form.shared_output(inner, inputs)
 

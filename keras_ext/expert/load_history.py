@@ -17,8 +17,8 @@ class ExpertLoadHistory(keras.callbacks.Callback):
     """Writes each expert's share of the choices to TensorBoard, and keeps the shares of each epoch in `history`.
 
     For each layer tracked by `track_expert_load`, the shares of an epoch, over all replicas and batches, add up to 1.
-    TensorBoard shows them as ``expert_load/<layer>/<expert>``, beside the metrics of the epoch, for training and for
-    validation. The logs, and so the progress bar, have only each layer's largest load.
+    TensorBoard shows them as ``expert_load/<layer>/<expert>``, next to the metrics of the epoch, for training and for
+    validation. The logs, and therefore the progress bar, have only each layer's largest load.
 
     With several processes, each passes both callbacks to `fit`, because reading the loads is a collective; rank 0
     writes. Callbacks that evaluate the model at the end of an epoch must come after this one, because an evaluation

@@ -93,7 +93,7 @@ def kept_choices(load: Load, experts: Any, num_experts: int, factor: float, coun
     """Returns a mask of the choices that fit into the experts' capacity, bool, `[tokens, choices]`.
 
     Each expert takes ``ceil(tokens * choices * factor / num_experts)`` choices of the global batch: first choices
-    before second ones, and of these the ones that come first in the batch. Tokens that do not count are left out.
+    before second ones, and, among these, in the order of the batch. Tokens that do not count are left out.
 
     Args:
         load: the load over all replicas, all of which call this: it runs collectives.

@@ -25,13 +25,13 @@ NUM_HELD_OF_WEIGHTS = 4
 class PartitionByTime:
     """A partition whose slowest stage is as fast as possible, by timing the forward and backward pass of each layer.
 
-    Layers are timed on the devices that hold the model when the pipeline is created: build it on devices like those it
-    will run on. For each layer, one traced function is timed, as in training; identical layers are timed once. A layer
-    that cannot be traced is timed with its ops run one by one.
+    Layers are timed on the devices that hold the model when the pipeline is created: create it on devices like those
+    that it will run on. For each layer, one traced function is timed, as in training; identical layers are timed once.
+    A layer that cannot be traced is timed with its ops run one by one.
 
     Attributes:
         sample_input: a micro-batch as the model takes it, arrays or tensors. If left out, zeros or empty strings are
-            used, and words of its vocabulary for a lookup that refuses others.
+            used; for a lookup that refuses unknown words, words of its vocabulary.
         num_rows: the number of rows of a micro-batch, used if `sample_input` is left out. Other unknown sizes are 16,
             or 4 or 1 if a layer refuses more.
         max_stage_bytes: the limit for a stage's weights, their gradients, two optimizer slots for each, and the

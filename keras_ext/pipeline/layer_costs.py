@@ -27,7 +27,7 @@ _logger = logging.getLogger(__name__)
 #: The number of timed passes of each layer, after one that is not timed.
 NUM_TIMED = 3
 
-#: Candidates for sizes that a model leaves open, such as a sequence length; the first that all layers accept is used.
+#: Candidates for sizes that a model does not fix, such as a sequence length; the first that all layers accept is used.
 OPEN_SIZES = (16, 4, 1)
 
 #: Seconds of the forward and backward pass, and the bytes that are held in between.

@@ -46,7 +46,8 @@ class PipelineModel(keras.Model):
         model: a Sequential or Functional model, built, or a list of layers that begins with a ``keras.Input``;
             :class:`~keras_ext.PipelineStage` layers in it define the stages. It is copied with its weights, which keep
             their order, and with other learnt state, such as vocabularies.
-        num_stages: a multiple of the size of "pipe"; that size if left out, twice that for ``"interleaved_1f1b"``.
+        num_stages: a multiple of the size of "pipe". The default is that size, or twice that for
+            ``"interleaved_1f1b"``.
         num_microbatches: the number of micro-batches of a batch. If it does not divide the number of rows, the first
             micro-batches are larger; a batch with fewer rows has fewer micro-batches.
         schedule: ``"gpipe"``, ``"1f1b"``, ``"eager_1f1b"`` (for stages in several processes) or
@@ -60,8 +61,8 @@ class PipelineModel(keras.Model):
             ``"all_but_last"``, or their numbers. For single layers, use a ``keras.RematScope`` instead.
         reshard_after_pass: under a strategy with ``shard="weights"``, unshard a stage's weights for each forward and
             backward pass of a micro-batch and reshard them after it. A device with several stages then holds only one
-            of them unsharded at a time, but gathers more often. Otherwise weights are unsharded once per step until its
-            end; so are, in any case, those of a stage with a layer that runs a collective over replicas
+            of them unsharded at a time, but gathers more often. Otherwise weights are unsharded once per step, until
+            its end. This always applies to the weights of a stage with a layer that runs a collective over replicas
             (``synchronized=True``).
         name: the name of the model.
 
@@ -172,7 +173,7 @@ class PipelineModel(keras.Model):
         return arguments.schedule_table(self._schedule_name, self._num_devices, len(self._stages), number)
 
     def pipeline_timeline(self, dataset: Any = None, path: Any = None) -> Timeline:
-        """Measures some training steps, and draws one: devices down, time across, and when each device waits.
+        """Measures some training steps, and draws one: devices down, time across, with the waits of each device.
 
         Weights, optimizer and metrics are restored afterwards. Each pass is timed from when its inputs are ready to
         when its outputs are; measuring takes time itself, so a measured step is a little longer than others. All
@@ -253,7 +254,7 @@ class PipelineModel(keras.Model):
         return super().make_train_function(force)
 
     def check_batch(self, data: Any) -> None:
-        """Refuses, on all processes, a batch whose loss or metrics the last stage could not compute.
+        """Refuses on all processes a batch whose loss or metrics the last stage could not compute.
 
         It is called before a step is traced for the batch.
 

@@ -28,8 +28,8 @@ class Kind(Enum):
 class Action:
     """One step of one stage with one micro-batch. Prints as ``2F0``: stage 2, forward, micro-batch 0.
 
-    A forward send has the stage's output, a backward send the gradient of its input. The stage of a receive is the
-    receiving one.
+    A forward send carries the stage's output, a backward send the gradient of its input. A receive has the number of
+    the receiving stage.
     """
 
     stage: int
@@ -91,7 +91,7 @@ class Schedule:
         return [action for action, _ in _timed(self)]
 
     def times(self, ticks: Callable[[Action], float] | None = None) -> dict[Action, tuple[float, float]]:
-        """Returns start and end of each action, which starts once its device is free and the actions it needs ended.
+        """Returns start and end of each action, which starts once its device is free and its prerequisites have ended.
 
         Args:
             ticks: returns the duration of an action; if left out, durations are `FORWARD_TICKS`, `BACKWARD_TICKS`, and

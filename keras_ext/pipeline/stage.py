@@ -66,7 +66,7 @@ class Stage:
     @property
     def trainable_variables(self) -> list[Any]:
         """The trainable Keras variables of the stage's layers, each once."""
-        # By the variables' own flags, as in the model's list: a frozen layer may contain trainable adapters.
+        # Uses the variables' own flags, as the model's list does: a frozen layer may contain trainable adapters.
         found = {id(each): each for layer in self.layers for each in layer.variables if each.trainable}
         return list(found.values())
 

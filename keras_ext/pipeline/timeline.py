@@ -144,7 +144,7 @@ class Timeline:
             events.append(_metadata("thread_sort_index", k, {"sort_index": k}))
         microseconds = 1e6 if self.measured else 1e3
         for action in _computations(self.schedule):
-            # Viewers round to nanoseconds. Rounding here ensures that no end is after the start that follows it.
+            # Viewers round to nanoseconds. Rounding here ensures that no action ends after the next one starts.
             start, end = (round(time * microseconds, 3) for time in self.times[action])
             events.append(
                 {

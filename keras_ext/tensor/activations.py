@@ -40,7 +40,7 @@ _ELEMENTWISE = frozenset(
 
 
 def is_elementwise(activation: Callable[..., Any] | None) -> bool:
-    """True if `activation` is None or one of Keras' elementwise functions; False for all others, elementwise or not."""
+    """Returns True if `activation` is None or one of Keras' elementwise functions; False for all others."""
     if activation is None:
         return True
     name = getattr(activation, "__name__", "")
@@ -48,7 +48,7 @@ def is_elementwise(activation: Callable[..., Any] | None) -> bool:
 
 
 def check_elementwise(activation: Callable[..., Any] | None, argument: str) -> None:
-    """Refuses an activation that would need other pieces.
+    """Refuses an activation that would need more than one piece.
 
     Raises:
         ValueError: `activation` is not one of Keras' elementwise functions; the message names `argument`.

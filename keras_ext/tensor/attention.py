@@ -76,7 +76,7 @@ class _SplitAttention(SplitLayer):
         """Makes a dropout seed for each shard. The first shard has that of the plain layer."""
         shards, seeds = self._placed(), []
         if self.dropout > 0:
-            # Drawn once, as in Keras, so that everything drawn later, such as initial values, stays the same.
+            # Drawn once, as in Keras, so that all later draws, such as initial values, stay the same.
             first = keras.initializers.RandomUniform().seed if self.seed is None else self.seed
             for index in range(shards.count):
                 with shards.parts.at(tensor=index):
@@ -113,7 +113,7 @@ class _SplitAttention(SplitLayer):
         shards = self._placed()
         key = value if key is None else key
         query_mask = self._own_query_mask(query, value, key, query_mask)
-        # A tensor that is given twice is copied to the shards once, and its gradient added up once.
+        # A tensor that is passed twice is copied to the shards once, and its gradients are summed once.
         distinct = {id(tensor): tensor for tensor in (query, key, value)}
         given = [list(distinct).index(id(tensor)) for tensor in (query, key, value, query)]
         copies = [self.copies_of(tensor) for tensor in distinct.values()]

@@ -1,6 +1,6 @@
 """Layers that treat each channel, or each element, by itself: they take a tensor in pieces and leave it in pieces.
 
-Between a column-parallel and a row-parallel layer, they avoid that pieces are gathered and cut again.
+Between a column-parallel and a row-parallel layer, they save gathering the pieces and cutting them again.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from strategies import layer_api
 # Weights of a BatchNormalization that it assigns itself; the last three with ``renorm=True`` only.
 _STATES = ("moving_mean", "moving_variance", "moving_stddev", "renorm_mean", "renorm_stddev")
 
-# The distance between shards' seeds, far from what replicas add to a seed, so that no shard draws what another one
-# draws: 2**31 / pi, made odd.
+# The distance between shards' seeds: 2**31 / pi, made odd. It is far from the numbers that replicas add to a seed, so
+# that no shard draws the same numbers as another.
 _SEED_STRIDE = 0x28BE60DB
 
 
@@ -38,7 +38,7 @@ class ChannelSplitBatchNormalization(SplitLayer, keras.layers.BatchNormalization
 
     Args:
         *args: as in ``keras.layers.BatchNormalization``, as are all others.
-        **kwargs: likewise. Along `axis`, t must divide the size.
+        **kwargs: likewise. t must divide the size along `axis`.
 
     Input shape:
         Any with channels along `axis`; in pieces along it, ``channels / t`` each. A mask has one dimension less.

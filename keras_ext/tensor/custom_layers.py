@@ -24,17 +24,17 @@ OF_TENSORFLOW = frozenset(
 
 
 def is_custom(layer: Any) -> bool:
-    """True if `layer` is of a class that is not Keras' own, is no Functional or Sequential model, and holds layers."""
+    """Returns True if `layer` is of a user's class, is no Functional or Sequential model, and holds layers."""
     return not is_keras_class(type(layer)) and not is_graph(layer) and bool(getattr(layer, "_layers", ()))
 
 
 def is_keras_class(cls: type) -> bool:
-    """True if layers of the class can be made from their config: classes of Keras and of `keras_ext`."""
+    """Returns True if layers of the class can be made from their config: classes of Keras and of `keras_ext`."""
     return cls.__module__.partition(".")[0] in ("keras", "keras_ext")
 
 
 def plain_type(layer: Any) -> type:
-    """Returns the class of a layer; for a class without methods of its own, such as a library's alias, its base."""
+    """Returns the class of a layer, or its base class if the class has no methods of its own, as a library's alias."""
     cls = type(layer)
     while not is_keras_class(cls) and len(cls.__bases__) == 1 and not any(map(callable, vars(cls).values())):
         cls = cls.__bases__[0]
@@ -42,7 +42,7 @@ def plain_type(layer: Any) -> type:
 
 
 def is_graph(layer: Any) -> bool:
-    """True if `layer` is a model that is made of a graph of layers: a Sequential or Functional one."""
+    """Returns True if `layer` is a model that is made of a graph of layers: a Sequential or Functional one."""
     return isinstance(layer, keras.Sequential) or (isinstance(layer, keras.Model) and hasattr(layer, "operations"))
 
 
@@ -72,7 +72,7 @@ def _paths_inside(layer: Any) -> Iterator[tuple[str, Any]]:
 
 @contextlib.contextmanager
 def graph_inside(layer: Any) -> Iterator[Any]:
-    """Context manager: gives the graph of a layer's call with its inner layers; None if it cannot be traced.
+    """Context manager: yields the graph of a layer's call with its inner layers, or None if it cannot be traced.
 
     `call` has to be written in Keras' ops. Inside the context, `graph_inside` can be used on inner layers, too.
     """
@@ -104,6 +104,6 @@ def _traced(layer: Any) -> Any:
     args, kwargs = keras.tree.map_structure(fresh, (arguments.args, arguments.kwargs))
     try:
         return keras.Function(list(inputs.values()), layer.call(*args, **kwargs))
-    # A user's class may raise anything for tensors without values. That is no error: its graph is then not known.
+    # A user's class may raise any error for tensors without values. Then its graph is unknown, which is no error.
     except Exception:
         return None

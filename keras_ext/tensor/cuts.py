@@ -1,4 +1,4 @@
-"""The dims along which the weights of a layer are cut one by one, or the reasons why they are not. Pure data."""
+"""The dims along which single weights of a layer are cut, or the reasons why they are not. Pure data."""
 
 from __future__ import annotations
 

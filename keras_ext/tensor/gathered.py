@@ -1,4 +1,4 @@
-"""Layers of any class whose weights are sharded, and gathered while the layer computes."""
+"""Layers of any class whose weights are sharded, and are gathered while the layer computes."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class GatheredWeights(SplitLayer):
         return self._with_whole_weights().call(*args, **kwargs)
 
     def _with_whole_weights(self) -> Any:
-        """Returns a layer of the plain class for one call, which shares all with this one but its gathered weights.
+        """Returns a layer of the plain class for one call, which shares all but gathered weights with this one.
 
         Setting the gathered tensors on this layer would show them to other replicas' threads.
         """

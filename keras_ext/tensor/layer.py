@@ -1,4 +1,4 @@
-"""The base of split layers: their weights are cut into shards, and whole in files."""
+"""The base of split layers, whose weights are cut into shards, but are whole in files."""
 
 from __future__ import annotations
 
@@ -258,11 +258,11 @@ class SplitLayer(keras.Layer):
 
 
 class AtShard:
-    """A view of a layer for the plain class' methods at one shard: some attributes, such as weights, are the shard's.
+    """A view of a layer for the plain class' methods at one shard; some attributes, such as weights, are the shard's.
 
-    Keras' methods find weights on the object that they are called on, and each shard computes with tensors of its own.
-    Setting these on the layer would track them as its weights, and show them to other replicas' threads; a layer for
-    each shard would have variables of its own. So those methods, and no others, are called on this view.
+    Keras' methods find weights on the object on which they are called, and each shard computes with tensors of its own.
+    If these were set on the layer, Keras would track them as its weights, and other replicas' threads would see them; a
+    layer for each shard would have variables of its own. So these methods, and no others, are called on this view.
     """
 
     def __init__(self, layer: keras.Layer, **own: Any) -> None:

@@ -60,7 +60,7 @@ def kinds_and_dims(
 
 
 def _kind(layer: Any, own: Mapping[str, int], num_shards: int) -> str | None:
-    """Returns the kind of split that computes as a layer's cuts say; "gathered" if there is none, None without cuts."""
+    """Returns the kind of split that has a layer's cuts; "gathered" if no kind has, None without cuts."""
     cls = plain_type(layer)
     dim = own.get("kernel", own.get("embeddings", -1))
     if not own:

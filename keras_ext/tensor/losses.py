@@ -22,15 +22,15 @@ class VocabParallelSparseCategoricalCrossentropy(keras.losses.SparseCategoricalC
     """``keras.losses.SparseCategoricalCrossentropy`` of logits in pieces along the classes.
 
     Each shard reduces its piece to three numbers for each label: its largest logit, the sum of
-    ``exp(logit - largest)``, and the label's logit if it holds that, else 0. Besides the labels, only these numbers and
-    their gradients are communicated. For logits in one tensor, it is Keras' loss.
+    ``exp(logit - largest)``, and the label's logit if the piece contains it, else 0. Besides the labels, only these
+    numbers and their gradients are communicated. For logits in one tensor, it is Keras' loss.
 
     Labels outside the classes give NaN, as in Keras' loss on GPUs; on CPUs Keras' loss raises an error.
 
     In files it is Keras' loss, so that a compiled model opens without this package.
 
     Args:
-        from_logits: only True is possible.
+        from_logits: must be True.
         ignore_class: as in ``keras.losses.SparseCategoricalCrossentropy``, as are all arguments not listed.
         reduction: how the losses of all labels become one number.
         name: of the loss.
@@ -98,7 +98,7 @@ class VocabParallelSparseCategoricalCrossentropy(keras.losses.SparseCategoricalC
         reduced: list[list[Any]] = []
         for i, piece, *own in zip(shards.owned, logits.pieces, *copies, strict=True):
             reduced.append(shards.run(i, self._reduced(*_range_of(logits, i)), piece, *own))
-        # Each number has one user, the function that combines them, so that no gradients are added up.
+        # Only one function uses each number, the one that combines them, so no gradients are added up.
         flat = [number for numbers in zip(*shards.gather_all(reduced), strict=True) for number in numbers]
         return shards.parts.run(shards.main_part, _loss_of(sum(_range_of(logits, shards.count - 1))), labels, *flat)
 

@@ -6,10 +6,10 @@ each the gradient of the other. For sequence parallelism ``all_gather`` and ``re
 per shard.
 
 Shards may belong to several processes. A list of tensors has one entry for each shard that this process owns, in their
-order. Between layers, a tensor that is not cut is the same on all processes. It lies in the part of the first shard
-that a process owns, where the tensors of the process' shards are combined before they are sent on in one message. Every
-op, of a gradient too, is on the device of the part it belongs to. No tensor has two users, because TensorFlow would add
-up their gradients on another device.
+order. Between layers, a tensor that is not cut is the same on all processes. It is in the part of the first shard that
+a process owns; there the tensors of the process' shards are combined, and then sent in one message. Every op, including
+those of gradients, is on the device of its part. No two ops use the same tensor, because TensorFlow would add up their
+gradients on another device.
 
 Source: Shoeybi et al., arXiv:1909.08053, section 3; Korthikanti et al., arXiv:2205.05198, section 4.2.
 """
@@ -191,7 +191,7 @@ class Shards:
         return [flat[i * number : (i + 1) * number] for i in range(self.count)]
 
     def size_along(self, value: Any, dim: int) -> Any:
-        """Returns the size of a tensor along `dim` where it is needed: None unless several processes have shards."""
+        """Returns the size of a tensor along `dim`; None unless several processes have shards, where it is needed."""
         return None if self.between is None else ops.shape(value)[dim]
 
     def _on_main_part(self, function: Callable[..., Any], values: Sequence[Any]) -> Any:

@@ -70,12 +70,12 @@ def parallelize(model: Any, plan: Mapping[str, Any] | None = None, *, sequence_p
             custom layers, which are copied attribute by attribute, without their constructors.
         plan: a kind, ``"column"``, ``"row"``, ``"vocab"``, ``"heads"``, ``"hidden"``, ``"gathered"`` or None, for
             each regular expression over the paths of layers, such as ``{"ffn_up": "column", "ffn_down": "row"}``; or a
-            ``keras.distribution.LayoutMap``, whose axis that is not a data axis is "tensor". A mixture of experts is
-            ``"hidden"`` in any case, and refuses other kinds, None included. If the plan itself is None, it is the
-            default, which `default_plan` shows.
+            ``keras.distribution.LayoutMap``, in which the axis other than the data axis is taken as "tensor". A mixture
+            of experts is ``"hidden"`` in any case, and refuses other kinds, None included. If the plan itself is None,
+            it is the default, which `default_plan` shows.
         sequence_parallel: whether normalisation, dropout and shortcuts between the split layers of a transformer work
             on ``1 / t`` of the sequence at each shard (Korthikanti et al., arXiv:2205.05198). All-reduces become
-            reduce-scatters and all-gathers, of as many bytes together.
+            reduce-scatters and all-gathers, with the same number of bytes in total.
 
     Raises:
         ValueError: the model is not Sequential or Functional, the plan does not fit it, or sizes do not divide.
@@ -108,7 +108,7 @@ def default_plan(model: Any, *, sequence_parallel: bool = False) -> Plan:
 
 
 def _instead_of(plan: Plan, *, sequence_parallel: bool) -> Callable[[Any], Any]:
-    """Returns a function that makes the replacement of a layer that is split or lets pieces pass; None for others."""
+    """Returns a function that replaces a layer that is split or that passes pieces on, and returns None for others."""
     choices = {id(choice.layer): choice for choice in plan.values()}
 
     def instead(layer: Any) -> Any:

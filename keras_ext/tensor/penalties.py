@@ -26,8 +26,8 @@ def penalties_of_shards(weight: layer_api.SplitWeight, shards: Shards, kind: str
 def regularizers_of_shards(regularizer: Any, weight: layer_api.SplitWeight, shards: Shards) -> list[Any]:
     """Returns a regularizer for each shard of `weight`; they add up to `regularizer` of the whole weight.
 
-    Keras' regularizers that are sums over elements run on the shards' devices. Any other needs the whole weight, which
-    is gathered for it.
+    Keras' regularizers that are sums over elements run on the shards' devices. Any other regularizer needs the whole
+    weight, which is gathered for it.
 
     Where shards belong to several processes, the first shard's regularizer returns the sum, on all processes.
     """
@@ -56,8 +56,8 @@ def _regularizers(regularizer: Any, weight: layer_api.SplitWeight, shards: Shard
 def constraints_of_shards(constraint: Any, weight: layer_api.SplitWeight, shards: Shards) -> list[Any]:
     """Returns a constraint for each shard of `weight`; together they apply `constraint` to the whole weight.
 
-    Keras' own constraints run on the shards' devices, and exchange norms at most. Any other needs the whole weight,
-    which is gathered for it.
+    Keras' own constraints run on the shards' devices, and exchange at most norms. Any other constraint needs the whole
+    weight, which is gathered for it.
     """
     constraint = keras.constraints.get(constraint)
     if constraint is None or shards.count == 1:
@@ -82,7 +82,7 @@ def _constraints(constraint: Any, weight: layer_api.SplitWeight, shards: Shards)
 
 
 class _Together:
-    """Computes the new values of all owned shards when the first is asked for, before any shard is changed."""
+    """Computes the new values of all owned shards when the first one is requested, before any shard is changed."""
 
     def __init__(self, make: Callable[[], list[Any]]) -> None:
         self._make = make
@@ -98,9 +98,9 @@ class _Together:
 
 
 def _by_norm(constraint: Any, weight: layer_api.SplitWeight, shards: Shards) -> list[Any]:
-    """Applies a constraint to each shard joined with one slice that has the norm of all other shards.
+    """Applies a constraint to each shard, joined with one slice whose norm is that of all other shards.
 
-    So it sees the norms of the whole weight.
+    The constraint thus sees the norms of the whole weight.
     """
     values = _values(weight, shards)
     own = shards.run_each(lambda v: ops.sum(ops.square(v), axis=weight.dim, keepdims=True), values)
@@ -131,7 +131,7 @@ def _on_shard(function: Any, index: int, shards: Shards) -> Callable[[Any], Any]
 
 
 def _zeros(value: Any) -> Any:
-    """Returns zeros, for a variable of another process, which drops what is assigned to it."""
+    """Returns zeros, for a variable of another process, which ignores assigned values."""
     return ops.zeros(value.shape, dtype=value.dtype)
 
 

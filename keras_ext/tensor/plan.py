@@ -1,4 +1,4 @@
-"""Plans that say how each layer of a model is split: data, made from the model's graph."""
+"""Plans for the split of each layer of a model: data, made from the model's graph."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Choice:
         kind: one of `KINDS`; None if its weights stay whole.
         pieces: True if its output stays in pieces of the channels, for the layers that follow.
         sequence: True if its output stays in pieces of the sequence.
-        dims: the weights that are cut one by one, each with the dim along which.
+        dims: the weights that are cut one by one, each with the dim along which it is cut.
         reason: why large weights of the layer stay whole; empty if none do.
     """
 
@@ -147,7 +147,8 @@ def parameters(choice: Choice, num_shards: int) -> tuple[int, int]:
             length = weight.shape[dims[id(weight)]] if id(weight) in dims else 1
             part += size // length * -(-length // num_shards) if id(weight) in dims else size
             continue
-        # The bias that a row-parallel layer or an attention adds at the end is not split, nor is one of two adapters.
+        # The bias that a row-parallel layer or an attention adds at the end is not split, nor is one of the two
+        # adapters.
         stays_whole = weight.name == "bias" and (choice.kind == "row" or "attention_output" in weight.path)
         stays_whole |= weight.name.startswith("lora") and weight.name.endswith("_a") == (choice.kind == "column")
         is_split = choice.kind is not None or (choice.pieces and type(choice.layer) is keras.layers.BatchNormalization)
@@ -176,8 +177,8 @@ def make_plan(
         sequence_parallel: whether attentions and row-parallel layers leave their output in pieces of the sequence.
 
     Raises:
-        ValueError: the model is neither, or is not built; a kind that does not exist, or not for that layer; a
-            quantized layer that is to be split; an expression that is found in no path.
+        ValueError: the model is neither Sequential nor Functional, or is not built; a kind does not exist, or not for
+            that layer; a quantized layer is to be split; an expression matches no path.
     """
     kinds: dict[str, str | None] = {}
     followers: dict[str, str] = {}
@@ -236,7 +237,7 @@ def _cuts(kind: str | None, layer: Any, num_shards: int, least_size: float, dims
 
 
 def is_quantized(layer: Any) -> bool:
-    """True if a layer is quantized, or holds one that is."""
+    """Returns True if a layer is quantized, or holds one that is."""
     return any(getattr(each, "quantization_mode", None) is not None for each in layer._flatten_layers())
 
 
@@ -296,7 +297,7 @@ def _take(kinds: dict[str, str | None], layers: Mapping[str, Any], wanted: Mappi
 def _passing(
     kinds: Mapping[str, str | None], layers: Mapping[str, Any], followers: Mapping[str, str]
 ) -> frozenset[str]:
-    """Returns the paths of the layers whose output stays in pieces: from a column up to the row that ends its chain."""
+    """Returns the paths of layers whose output stays in pieces: from a column-parallel to its row-parallel layer."""
     found: set[str] = set()
     for path, kind in kinds.items():
         last = _end_of_chain(path, layers, followers) if kind == "column" else None

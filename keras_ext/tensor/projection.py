@@ -23,7 +23,7 @@ class SplitProjection(AdaptedLayer, keras.layers.EinsumDense):
     """A projection to or from heads whose kernel is cut along the heads. The attention layer computes with it."""
 
     def build(self, input_shape: Any) -> None:
-        """Makes the shards of the kernel, and the bias, which is sharded, too, if it has heads."""
+        """Makes the shards of the kernel, and the bias, which is also sharded if it has heads."""
         self.place_shards()
         inputs, kernel, outputs = re.split(",|->", self.equation)
         sizes = dict(zip(inputs, input_shape, strict=True)) | dict(

@@ -13,7 +13,7 @@ POSITIONWISE = (*_NORMALIZATIONS, keras.layers.Add, keras.layers.Dropout)
 
 
 def is_addition(operation: Any) -> bool:
-    """True if `operation` is ``x + y``, an operation that is no layer."""
+    """Returns True if `operation` is ``x + y``, an operation that is not a layer."""
     return type(operation).__name__ == "Add" and not isinstance(operation, keras.Layer)
 
 

@@ -14,8 +14,8 @@ from keras_ext.tensor.mappings import Shards
 class SplitTensor:
     """The output of a split layer that does not gather it; Keras sees one tensor of the whole shape.
 
-    A layer that supports it takes the pieces. Any other gets the whole tensor: the pieces are gathered when it is used,
-    at the cost that the layer before was to avoid. So results never depend on which layers support it.
+    A layer that supports it takes the pieces. Any other layer gets the whole tensor: the pieces are gathered when it is
+    used, at the cost that leaving them in pieces was to avoid. So results never depend on which layers support it.
 
     Args:
         pieces: one tensor for each shard that this process owns.
@@ -89,7 +89,7 @@ def whole_tensor(tensor: Any) -> Any:
 
 
 def tensors_of(values: Sequence[Any]) -> list[Any]:
-    """Returns the tensors of which values consist: the pieces of tensors in pieces, and their size if it is a tensor.
+    """Returns the tensors in values: the pieces of tensors in pieces, and their size if it is a tensor.
 
     Values that are None have none. :func:`with_tensors` is the inverse.
     """
@@ -103,7 +103,7 @@ def tensors_of(values: Sequence[Any]) -> list[Any]:
 
 
 def with_tensors(values: Sequence[Any], tensors: Iterator[Any]) -> list[Any]:
-    """Returns values like ``values``, without their masks, that consist of the next of ``tensors``."""
+    """Returns values like ``values``, without masks, made of the next tensors from ``tensors``."""
     return [None if value is None else _with_tensors(value, tensors) for value in values]
 
 

@@ -25,9 +25,9 @@ class ParallelTransformerBlock(Composite, keras.Model):
     """Attention and a feed-forward part, each with normalisation and a shortcut, split over the mesh axis "tensor".
 
     Heads and hidden units are split over that axis; the block costs two all-reduces forward and two backward, three
-    each with attention to a memory. With `sequence_parallel` each of them is a reduce-scatter and an all-gather, of as
-    many bytes together; each shard applies normalisation, dropout and shortcuts to ``1 / t`` of the sequence, and
-    stores only this part for the backward pass.
+    each with attention to a memory. With `sequence_parallel`, each of them is a reduce-scatter and an all-gather, with
+    the same number of bytes in total; each shard applies normalisation, dropout and shortcuts to ``1 / t`` of the
+    sequence, and stores only this part for the backward pass.
 
     In files it is a ``keras.Model`` of ``LayerNormalization``, ``MultiHeadAttention``, ``Dense``, ``Dropout`` and
     ``Add``, whose weights ``get_weights`` returns.
@@ -36,7 +36,8 @@ class ParallelTransformerBlock(Composite, keras.Model):
         units: channels of input and output.
         num_heads: of attention; the size of a head is ``units / num_heads``.
         hidden_units: of the feed-forward part.
-        kind: ``"encoder"``, where each position attends to all, or ``"decoder"``, where it attends to no later ones.
+        kind: ``"encoder"``, where each position attends to all positions, or ``"decoder"``, where none attends to later
+            ones.
         memory_units: channels of the memory, such as an encoder's output, to which a second attention attends. None for
             a block without memory.
         dropout: rate, of attention scores and of each part's output.

@@ -1,6 +1,6 @@
-"""``ReplicaContext.all_reduce`` in a program's own step of Keras' trainer: weights means, and warns of wrong sums.
+"""``ReplicaContext.all_reduce`` in a custom step of Keras' trainer: means are weighted, and wrong sums cause a warning.
 
-On one device it returns its input. Here a sum adds up the replicas' parts of a sum over rows, which gives the same. A
+On one device it returns its input. Here a sum adds up the replicas' parts of a sum over rows, with the same result. A
 mean of means over rows is weighted by rows. The sum of a value that is the same on all replicas, such as a gradient, is
 a multiple of the value on one device: that is a finding.
 """

@@ -1,7 +1,7 @@
 """Gradients that a program passes to an optimizer: of the global batch, or terms that replicas still have to sum.
 
-In a step of Keras' trainer, ``gradients`` marks the gradients of a tape. The kind of what a program makes of them, or
-computes by hand, follows from the operations that made it (``row_dependence``).
+In a step of Keras' trainer, ``gradients`` marks the gradients of a tape. The kind of a gradient that a program derives
+from these, or computes by hand, follows from the operations that made it (``row_dependence``).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _TERMS = (Kind.SUM, Kind.COUNT)
 
 
 def as_terms(gradients: Sequence[Any], variables: Sequence[Any]) -> tuple[list[Any], list[bool]]:
-    """Returns a replica's gradients, each global or a term of a sum over replicas, and which of them are global.
+    """Returns a replica's gradients, each global or a term of a sum over replicas, and for each whether it is global.
 
     Means over rows become terms, weighted by the replica's rows. Any other gradient is treated as a mean, with a
     warning. Outside of steps of the trainer all gradients are terms. Gradients that overwrite their variable, which are

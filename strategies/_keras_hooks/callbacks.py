@@ -1,7 +1,7 @@
 """Callbacks: rank 0 writes files and prints; all processes take the same decisions.
 
-Logs are bit-equal on all processes, so callbacks that decide by them decide alike. Three things remain: which process
-writes logs, which restores a backup, and stopping, which a program may also decide by a clock.
+Logs are bit-equal on all processes, so callbacks that base decisions on them decide alike. Three things remain: the
+process that writes logs, the process that restores a backup, and stopping, which a program may also decide by a clock.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _process_group(model: keras.Model | None) -> ProcessGroup | None:
 
 
 def _save_tree(original: Callable[..., None], callback: Any, *args: Any, **kwargs: Any) -> None:
-    """Writes the state tree on rank 0 only: Orbax knows of no other processes, and all have the same folder."""
+    """Writes the state tree on rank 0 only: Orbax does not know of other processes, and all have the same folder."""
     model = callback.model
     engine = engine_of(model.distribute_strategy)
     if engine is None or engine.process_group is None:
@@ -86,7 +86,7 @@ def _init(
     process_group = _process_group(model)
     _check(model, keras.tree.flatten(callbacks or []))
     if process_group is not None and process_group.rank > 0:
-        # Before callbacks get the model: some open their files then.
+        # Done before callbacks get the model, because some open their files then.
         callbacks = [each for each in keras.tree.flatten(callbacks or []) if not isinstance(each, _WRITERS)]
         kwargs["add_progbar"] = False
         for callback in callbacks:
@@ -98,7 +98,7 @@ def _init(
 
 
 def _check(model: keras.Model | None, callbacks: list[Any]) -> None:
-    """Refuses, on all ranks, callbacks that need weights of other processes; warns of histograms of shards."""
+    """Refuses on all ranks callbacks that need weights of other processes; warns of histograms of shards."""
     engine = None if model is None else engine_of(model.distribute_strategy)
     swapping = next((each for each in callbacks if isinstance(each, keras.callbacks.SwapEMAWeights)), None)
     if engine is not None and engine.sharded_updates is not None and swapping is not None:

@@ -1,4 +1,4 @@
-"""Finds, before training, layers that under a strategy do not compute what they compute on one device.
+"""Finds, before training, layers whose results under a strategy differ from those on one device.
 
 The model is traced once, in a graph that is discarded. Each loss that a layer adds is checked against the rule by which
 a training step combines the losses of replicas; each output is checked for rows that depend on other rows: see
@@ -47,7 +47,7 @@ class KerasStrategy(MeshStrategy):
     """The base class of the strategies: a mesh, and a check of Keras models on it."""
 
     def check(self, model: Any, inputs: Any = None) -> tuple[Finding, ...]:
-        """Returns the layers that do not compute what they compute on one device, with fixes; empty if there are none.
+        """Returns the layers whose results differ from those on one device, with fixes; empty if there are none.
 
         The check covers the calls of all layers, in training. It finds
 
@@ -55,14 +55,14 @@ class KerasStrategy(MeshStrategy):
           rows): over several replicas, or several micro-batches of a pipeline, they see only some of the rows;
         * losses that a layer adds (``add_loss``) and that are neither a mean nor a sum over rows, such as the
           load-balancing losses of most mixtures of experts: training takes the mean over replicas or micro-batches.
-          Losses that are combined correctly, as those of activity regularizers, are no findings;
+          Losses that are combined correctly, such as those of activity regularizers, are not findings;
         * in a pipeline of several micro-batches, ``BatchNormalization(synchronized=True)`` and
           ``SpectralNormalization``, which normalize once per micro-batch.
 
         The check does not cover ``train_step``, loss functions and metrics, about which training warns, nor values that
-        layers keep in variables. ``BatchNormalization`` without ``synchronized=True`` is no finding: it is known to
-        normalize by the rows of its replica. Functions that TensorFlow cannot trace, as in ``tf.py_function``, are not
-        checked.
+        layers keep in variables. ``BatchNormalization`` without ``synchronized=True`` is not a finding: it is known to
+        normalize over the rows of its replica. Functions that TensorFlow cannot trace, as in ``tf.py_function``, are
+        not checked.
 
         The model is traced, not computed: weights, seeds, metrics and losses do not change. Nothing is printed, and
         processes do not wait for each other.
@@ -146,7 +146,8 @@ def _layers_with_faults(
         return ()
 
     try:
-        # As a replica: totals of metrics, as read outside of replicas, are collectives that wait for other processes.
+        # Runs as a replica: outside of replicas, reading the totals of metrics is a collective, which waits for other
+        # processes.
         with global_state_kept(), current_parts().as_first_replica():
             shapes_of(call, inputs)
     finally:
@@ -161,7 +162,7 @@ def _layers_with_faults(
 def _watched(
     layers: Sequence[Any], dependence: RowDependence, mixing: list[tuple[Any, tuple[str, int] | None]]
 ) -> Iterator[None]:
-    """Context manager: adds layers that mix rows to `mixing`, but not the layers after or around them."""
+    """Context manager: adds layers that mix rows to `mixing`, but not the layers that follow or contain them."""
 
     def watch(layer: Any, call: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(call)

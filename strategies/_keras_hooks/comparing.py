@@ -1,4 +1,4 @@
-"""Comparison of the programs of all processes before the first step: a difference is an error on all of them.
+"""Compares the programs of all processes before the first step: a difference is an error on all of them.
 
 Lines of text describe a program. Processes exchange a digest of the lines, and the lines only if the digests differ.
 """
@@ -24,12 +24,12 @@ def compare(engine: Engine, lines: Sequence[str], remedy: str = "", where: re.Pa
 
     Args:
         engine: the engine of a strategy over several processes.
-        lines: what has to be the same, most telling for the user first.
+        lines: the lines that have to be equal, most informative for the user first.
         remedy: a fix, which the error names if a line that differs matches `where`.
         where: a pattern of lines, see `remedy`.
 
     Raises:
-        ValueError: lines differ; raised on all processes, with the lines of each rank that differ.
+        ValueError: lines differ; raised on all processes, with each rank's differing lines.
     """
     lines_by_rank = _differing(engine, list(lines))
     if lines_by_rank is not None:
@@ -38,7 +38,7 @@ def compare(engine: Engine, lines: Sequence[str], remedy: str = "", where: re.Pa
 
 def difference(lines_by_rank: Sequence[Sequence[str]], remedy: str = "", where: re.Pattern[str] = _ANY) -> str:
     """Returns the error message about differing lines, given the lines of all processes by rank; see `compare`."""
-    # Lines that all processes have, in whatever order, are left out.
+    # Lines that all processes have, in any order, are left out.
     common = set(lines_by_rank[0]).intersection(*lines_by_rank[1:])
     own = [[line for line in lines if line not in common] for lines in lines_by_rank]
     same: dict[str, list[int]] = {}

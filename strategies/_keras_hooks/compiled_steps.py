@@ -5,7 +5,7 @@ device, and the step's reductions run between devices. Here Keras' own steps pas
 replica (`engine.compiled_replica`). Reductions, clipping, optimizer and metrics stay outside, as they are without XLA.
 With a single replica on a single device, the whole step is compiled, as Keras does.
 
-Steps that a model overrides, and whatever XLA cannot compile, run as without `jit_compile`; the log says so once.
+Steps that a model overrides, and steps that XLA cannot compile, run as without `jit_compile`; the log says so once.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def install() -> None:
 
 
 def note_request(model: keras.Model, jit_compile: bool | str) -> None:
-    """Records the ``jit_compile`` given to ``compile``: if it was not "auto", running uncompiled is worth a warning."""
+    """Records the ``jit_compile`` given to ``compile``: unless it was "auto", running uncompiled causes a warning."""
     _logged.pop(model, None)
     if jit_compile == "auto":
         _chosen.add(model)
@@ -111,7 +111,7 @@ def _resolve_auto(original: Callable[[keras.Model], bool], model: keras.Model) -
 
 
 def train_step(original: Callable[..., Any], model: keras.Model, data: Any) -> Any:
-    """Runs Keras' training step with each replica's own computation compiled; ``original`` if it is not to be."""
+    """Runs Keras' training step with each replica's own computation compiled; runs ``original`` if it cannot."""
     if not _is_compiled(model) or not model.trainable_weights:
         return original(model, data)
 
@@ -191,7 +191,7 @@ def _known_reason(model: keras.Model, engine: Engine) -> str | None:
 
 
 def _log_reason(model: keras.Model, reason: object) -> None:
-    """Logs, on rank 0 and once per model and reason, that the model runs uncompiled."""
+    """Logs on rank 0 that the model runs uncompiled, once per model and reason."""
     engine, text = engine_of(model.distribute_strategy), str(reason)
     logged = _logged.setdefault(model, set())
     if engine is None or not engine.should_checkpoint or text in logged:
@@ -202,7 +202,7 @@ def _log_reason(model: keras.Model, reason: object) -> None:
 
 
 def padding_of(model: keras.Model) -> Padding:
-    """Returns the padding of a model's batches; whoever draws batches keeps it up to date."""
+    """Returns the padding of a model's batches; the code that draws batches keeps it up to date."""
     return _paddings.setdefault(model, Padding())
 
 

@@ -1,9 +1,9 @@
-"""Counters of the step that finds no batch.
+"""Counters that Keras advances in the step that finds no batch left.
 
 Keras draws a batch inside the graph of the step. At the end of a dataset of unknown length, the step has begun before
 it finds that no batch is left, and its operations that need no batch have run: the optimizer has counted a step, which
 moves the learning rate of a schedule, and random seeds of layers have advanced. Where a batch is drawn before the step
-begins, as between processes, this module has the same effects.
+begins, as with several processes, this module has the same effects.
 """
 
 from __future__ import annotations

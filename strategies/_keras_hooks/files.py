@@ -1,7 +1,7 @@
-"""Hooks into the functions that write and read files of models: nothing in Keras knows of other processes.
+"""Hooks into the functions that write and read files of models: Keras does not know of other processes.
 
-All processes would write the same path. ``saving.one_writer`` decides which one does, and what the others wait for.
-A folder that another process has made in the meantime is no error.
+All processes would write the same path. ``saving.one_writer`` decides which process writes, and for what the others
+wait. It is no error if another process has made a folder in the meantime.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def _get_h5_file(
     path_or_io: object,
     mode: str | None = None,
 ) -> Result:
-    """Opens a file of weights so that a full disk is an error that Keras' caller sees, not a crash of HDF5."""
+    """Opens a file of weights such that a full disk raises an error in Keras' caller instead of crashing HDF5."""
     mode = mode or store.mode
     if store.archive or mode == "r" or not isinstance(path_or_io, (str, pathlib.Path)):
         return original(store, path_or_io, mode)
@@ -112,7 +112,7 @@ def _export(
     **kwargs: Rest.kwargs,
 ) -> Result | None:
     def export(model: keras.Model, path: object, /, *args: Rest.args, **kwargs: Rest.kwargs) -> Result:
-        # No process can run the graph of a model with weights that only other processes own.
+        # If other processes own some of the weights, no process can run the graph of the model.
         is_whole = all(owns_all(variable.value) for variable in model.variables)
         exported = model if is_whole else plain_form(model)
         # Some formats require a model that was called.

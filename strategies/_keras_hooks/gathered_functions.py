@@ -1,10 +1,10 @@
-"""Loss and metric functions that look at several rows at a time, computed from the rows of all replicas.
+"""Computes loss and metric functions that look at several rows at a time from the rows of all replicas.
 
 F1, a root of a mean, a contrastive loss or a Dice loss is not a mean over rows, and cannot be combined from values of
 replicas. The kind of the function's result (``row_dependence``) shows this. Such a function is computed a second time,
 from the gathered labels, outputs and weights (``engine.row_gathers``), identically on every replica; TensorFlow prunes
 the first computation. From then on it is only computed from gathered rows. Keras' own functions are not checked, except
-for the few that look at the batch.
+for the few that look at the whole batch.
 
 All this applies only in steps of Keras' trainer.
 """
@@ -71,7 +71,7 @@ def check_loss(share: shares.Share, values: tf.Tensor, value: tf.Tensor, is_mean
         whether a warning about this loss has been given already.
 
     Raises:
-        _LooksAtSeveralRowsError: they do, and the caller is to gather rows.
+        _LooksAtSeveralRowsError: they do, and the caller has to gather rows.
     """
     if _state.get() == "ask":
         dependence = shares.current_dependence()
@@ -233,7 +233,7 @@ def _gathered(given: Any, role: str, owner: Any, function: Any) -> Any:
 
 
 def _log_bytes(role: str, function: Any, own: list[tf.Tensor]) -> None:
-    """Logs, on rank 0, how many bytes are gathered for a function."""
+    """Logs on rank 0 how many bytes are gathered for a function."""
     engine = engine_of(tf.distribute.get_strategy())
     if engine is None or not engine.should_checkpoint:
         return

@@ -14,7 +14,8 @@ In Keras' own ``train_step`` nothing looks at the gradients before the optimizer
 terms of a sum, and the optimizer sums them (``optimizers``): by reduce-scatter where the optimizer is sharded, once per
 update where it accumulates over steps, in one message with the metrics.
 
-All this holds only in steps of Keras' trainer. In a custom loop, TensorFlow's convention holds: losses are to add up.
+All this holds only in steps of Keras' trainer. In a custom loop, TensorFlow's convention holds: the replicas' losses
+have to add up.
 """
 
 from __future__ import annotations
@@ -41,12 +42,12 @@ from strategies.replica.rounding import as_unrounded, unrounded
 from strategies.replica.splitting import weight_of
 from strategies.sharding.row_variables import is_row_sharded
 
-#: Kinds that are weighted. So is a scalar that is neither mean nor sum, as the closest guess, with a warning.
+#: Kinds that are weighted. A scalar that is neither mean nor sum is weighted, too, as the best guess, with a warning.
 _AS_MEANS = (Kind.MEAN, Kind.SAME, Kind.DRAWN)
 #: Of these kinds, tensors of several numbers are weighted as well: they have no rows any more.
 _REDUCED = (Kind.MIXED, Kind.OTHER)
 
-# True while TensorFlow computes a gradient: one taken inside, as for a recomputed layer, is only a factor of it.
+# True while TensorFlow computes a gradient: a gradient taken inside, as for a recomputed layer, is only a factor.
 _inside: contextvars.ContextVar[bool] = contextvars.ContextVar("keras_strategies_in_gradient", default=False)
 # True in Keras' own train_step.
 _in_keras_step: contextvars.ContextVar[bool] = contextvars.ContextVar("keras_strategies_in_keras_step", default=False)
@@ -160,7 +161,7 @@ def _note_gradient() -> None:
 
 
 def _upstream(target: Any, given: Any) -> Any:
-    """Returns the output gradients of `target`, in its structure, weighted where it is a mean; None stands for ones.
+    """Returns the output gradients of `target`, in its structure, weighted where it is a mean; None means ones.
 
     Args:
         target: a nest of tensors.

@@ -1,4 +1,4 @@
-"""A warning, once per ``fit``, when training waits for its input, with what to do about it."""
+"""Warns once per ``fit`` if training waits for its input, and says what to do about it."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class SlowInputWarning(keras.callbacks.Callback):
 
     Every ``fit`` under our strategies has it on rank 0, and it measures the input of rank 0. If only another rank waits
     for its files, that rank's logs (``keras_ext.Throughput``) show it, and rank 0's show waiting for communication.
-    Neither validation counts, nor the first execution, which traces the step and fills the pipeline.
+    Validation does not count, nor does the first execution, which traces the step and fills the pipeline.
 
-    It reads the time once per execution, and the waiting time only where its clock is started or stopped. As it defines
-    no ``on_train_batch_end``, Keras does not wait for the logs of every step on its behalf.
+    It reads the time once per execution, and the waiting time only where its clock is started or stopped. It defines no
+    ``on_train_batch_end``, so Keras need not wait for the logs of every step.
 
     Args:
         share: the largest fraction of the time that training may wait without a warning.

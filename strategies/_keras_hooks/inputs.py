@@ -1,4 +1,4 @@
-"""Input: datasets whose length all processes agree on, and batches that are prefetched to the devices."""
+"""Input: gives datasets a length that all processes agree on, and prefetches batches to the devices."""
 
 from __future__ import annotations
 
@@ -64,8 +64,8 @@ def _may_read_ahead(iterator: keras_tf_trainer.TFEpochIterator, engine: Engine) 
 
     False for generators, which the user may continue to read after the last step. With `steps_per_execution`, the steps
     of an execution are then called one after the other, each with an element that is already on its device: inside one
-    function they would draw batches that are copied only when needed. Where processes agree on every element, the
-    result is the same on all of them.
+    function, they would draw batches that are copied only when they are needed. Where processes agree on every element,
+    the result is the same on all of them.
     """
     dataset = iterator._distributed_dataset
     may = (

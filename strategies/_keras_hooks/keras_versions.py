@@ -1,7 +1,7 @@
 """Differences between the supported releases of Keras, each with the releases that it concerns.
 
 The rest of the package is written for the newest release, and checks for a release nowhere. Every difference is
-detected by looking for a name, not by comparing version numbers.
+detected by a name that exists or not, not by comparing version numbers.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ GLOBAL_SEED_GENERATOR: str = getattr(seed_generator, "GLOBAL_SEED_GENERATOR", "g
 def sort_layers(model: keras.Model, key: Callable[[keras.layers.Layer], Any]) -> None:
     """Sorts the list of layers that determines the order of a model's weights, as ``list.sort`` does.
 
-    In Keras 3.12 to 3.14 a Functional model has a list of TensorFlow's tracking, which cannot be sorted by a key, and
-    which TensorFlow's checkpoints refuse once it was changed in place: a new list is set, as Keras set it. In Keras
+    In Keras 3.12 to 3.14, a Functional model has a list of TensorFlow's tracking, which cannot be sorted by a key, and
+    which TensorFlow's checkpoints refuse once it has been changed in place: a new list is set, as Keras does. In Keras
     3.15, and in Sequential models, the list belongs to Keras' own tracking, and has to remain the same object.
     """
     layers = model._layers

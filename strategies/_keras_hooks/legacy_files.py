@@ -1,4 +1,4 @@
-"""Files of Keras' legacy format (``model.h5``): a model that is not plain is written as a plain copy.
+"""Files of Keras' legacy format (``model.h5``): a split, staged or sharded model is written as a plain copy.
 
 The format stores variables by name and layers by config, and has no hook for how they are written. So a model that is
 split, in stages or sharded is first copied into the plain model that its ``.keras`` file would give.
@@ -39,7 +39,7 @@ def plain_form(model: keras.Model) -> keras.Model:
 
 
 def _without_strategy(function: Callable[[], _Result]) -> _Result:
-    """Calls a function outside of any strategy's scope: in a new thread, as a thread cannot suspend its scope."""
+    """Calls a function outside of any strategy's scope, in a new thread, because a thread cannot suspend its scope."""
     if not tf.distribute.has_strategy():
         return function()
     results: list[_Result] = []

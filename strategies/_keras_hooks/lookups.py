@@ -33,5 +33,5 @@ def _take(original: Callable[..., Any], x: Any, indices: Any, axis: int | None =
     # As in Keras: negative indices count from the end.
     positions = tf.where(positions < 0, positions + tf.cast(table.shape[0], positions.dtype), positions)
     rows = table.sparse_read(positions)
-    # In mixed precision Keras casts the table. Casting the rows gives the same.
+    # In mixed precision, Keras casts the table. Casting only the rows has the same result.
     return tf.cast(rows, x.dtype) if isinstance(x, keras.Variable) else rows

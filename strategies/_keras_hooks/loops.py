@@ -1,8 +1,8 @@
-"""Errors about custom training loops that never call ``strategy.run``, where TensorFlow's own are unclear.
+"""Clear errors for custom training loops that never call ``strategy.run``, in place of TensorFlow's.
 
-Outside of ``strategy.run`` no replica runs: a batch of all replicas is no tensor, and a gradient has no device. In one
-process such a loop outside the scope is a correct program for one device. Several processes would each train on their
-own gradients only.
+Outside of ``strategy.run`` no replica runs: a batch of all replicas is not a tensor, and a gradient has no device. In
+one process such a loop outside the scope is a correct program for one device. Several processes would each train on
+their own gradients only.
 """
 
 from __future__ import annotations

@@ -121,7 +121,7 @@ def _reduce(
             warn_of(kind, "What a loss function returns, one number for all rows,", value, dependence)
         return _emit(share.as_mean(value), share)
     if reduction == "sum":
-        # A sum over rows needs no weight. In a custom loop, a program outside compute_loss sees it unchanged.
+        # A sum over rows needs no weight. In a custom loop, a program outside compute_loss gets it unchanged.
         if not share.raw_losses and (not share.in_trainer or shares.is_in_microbatches()):
             return value
         value = share.unweigh(value)

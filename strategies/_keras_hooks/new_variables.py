@@ -1,4 +1,4 @@
-"""Creation of Keras variables: passes on shape and dtype, which the initial value, a callable, does not tell."""
+"""Passes on the shape and dtype of new Keras variables, which the initial value, a callable, does not reveal."""
 
 from __future__ import annotations
 

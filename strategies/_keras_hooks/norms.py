@@ -1,4 +1,4 @@
-"""Clipping by norms of gradients: of whole weights, or of all weights of the model.
+"""Clips gradients by the norms of whole weights, or by the norm over all weights of the model.
 
 A process may own only some shards of a weight, and some weights of the model. The sums of squares are then summed over
 processes: those of all split weights in one message, or one number for the whole model.
@@ -24,7 +24,7 @@ from strategies.replica.weight_slices import WeightSlice
 
 Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices
 
-# The variables of the gradients that are clipped next: Keras' clipping does not get them.
+# The variables of the gradients that are clipped next, which Keras does not pass to its clipping.
 _applied: contextvars.ContextVar[Sequence[Any]] = contextvars.ContextVar("keras_strategies_applied", default=())
 
 
@@ -82,7 +82,7 @@ def _clip(original: Callable[..., list[Gradient]], optimizer: keras.Optimizer, g
 
 
 def _weight(variable: Any) -> Any:
-    """Returns the variable that a slice belongs to; any other variable as it is."""
+    """Returns the variable to which a slice belongs; any other variable unchanged."""
     return variable.variable if isinstance(variable, WeightSlice) else variable
 
 
@@ -103,14 +103,14 @@ def _clipped_together(
     limit = optimizer.global_clipnorm
     # As in Keras: infinite norms make NaNs.
     scale = limit * tf.minimum(1.0 / norm, 1.0 / limit) + (norm - norm)
-    # As in Keras, IndexedSlices become a tensor: optimizers then see the sum of a row's slices, not each by itself.
+    # As in Keras, IndexedSlices become a tensor: optimizers then get the sum of a row's slices, not each slice.
     return [_scaled(_dense(gradient), scale) for gradient in grads]
 
 
 def _summed_over(
     group: ProcessGroup, optimizer: keras.Optimizer, squares: dict[SplitWeight, tf.Tensor]
 ) -> dict[SplitWeight, tf.Tensor]:
-    """Returns the sums of squares over the group, for all split weights: its processes may own different shards."""
+    """Returns the sums of squares over the group, for all split weights: the processes may own different shards."""
     every = [each for each in joined(optimizer._trainable_variables) if isinstance(each, SplitWeight)]
     if not every:
         return squares

@@ -2,7 +2,7 @@
 
 Optimizers that look at more than one number at a time get whole weights in place of shards (``whole_updates``). Where
 updates are sharded over the data axis, optimizers get slices (``sharded_optimizers``). Where variables are on a
-parameter device, the variables that optimizers make while they are built are on it, too.
+parameter device, so are those that optimizers make while they are built.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def install() -> None:
 
 
 def wrap_build(optimizer: keras.Optimizer) -> None:
-    """Wraps ``build`` of the optimizer's class if it gets other variables than the model's; likewise for inner ones."""
+    """Wraps ``build`` of the class of an optimizer, or inner one, that gets other variables than the model's."""
     for inner in sharded_optimizers.inner_optimizers(optimizer):
         wrap_build(inner)
     # `optimizers.install` wraps the `build` of these.

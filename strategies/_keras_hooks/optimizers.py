@@ -2,8 +2,8 @@
 
 Keras reduces gradients at the end of ``apply``: after it has unscaled them, checked them for overflow, clipped them and
 accumulated them over micro-steps, all on one replica's part. It also runs collectives inside conditionals, which
-TensorFlow refuses. Reducing at the very start of ``apply`` cures both, for every optimizer and for optimizers wrapped
-in others: an inner ``apply`` finds itself outside any replica and passes straight through.
+TensorFlow refuses. Reducing at the very start of ``apply`` solves both problems, for every optimizer and for optimizers
+wrapped in others: an inner ``apply`` runs outside any replica and passes straight through.
 
 In a step of Keras' trainer most gradients are those of the global batch already (``gradients``), and only those that
 are still terms of a sum are summed: ``applied_gradients`` distinguishes them.
@@ -64,11 +64,11 @@ def _reduce_first(
     variables: list[Any] | None,
     update: Callable[[Sequence[Any], Sequence[Any] | None], Any],
 ) -> Any:
-    """Calls ``update`` with global gradients and their variables: once outside of replicas of ours, else per device."""
+    """Calls ``update`` with global gradients and their variables: once outside of our replicas, else per device."""
     engine = engine_of(tf.distribute.get_strategy())
     if engine is None or _is_reduced():
         return update(gradients, variables)
-    # Read in the replica's own thread: `across` runs in another.
+    # Read here, in the replica's own thread: `across` runs in another one.
     may_defer = train_steps.may_defer_update()
     targets = optimizer._trainable_variables if variables is None else variables
     gradients, are_global = applied_gradients.as_terms(gradients, targets)
@@ -121,10 +121,11 @@ def _accumulators(optimizer: keras.Optimizer, variables: list[Any] | None) -> li
 def _add_variable(
     original: Callable[..., Any], optimizer: keras.Optimizer, reference_variable: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """Makes a slot; accumulators hold each replica's part of a sum, and are recognized only by Keras' name for them.
+    """Makes a slot. Accumulators, recognized only by Keras' name for them, hold each replica's part of a sum.
 
-    In a wrapped optimizer they do not: a loss scale is checked at every step on the global gradient, so each replica
-    accumulates that. Nor for gradients that overwrite their variable: each replica accumulates the maximum over all.
+    Accumulators of a wrapped optimizer do not: a loss scale is checked at every step on the global gradient, so each
+    replica accumulates the global gradient. Nor do those of gradients that overwrite their variable: each replica
+    accumulates the maximum over all replicas.
     """
     if isinstance(reference_variable, WeightSlice):
         with named_as_shard(reference_variable):

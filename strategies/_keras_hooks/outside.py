@@ -1,4 +1,4 @@
-"""Errors about models, optimizers and metrics that were made outside of the strategy's scope, naming the part."""
+"""Errors for models, optimizers and metrics made outside of the strategy's scope, which name the part."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _message(kind: str, part: Any, found: Collection[Any], strategy: tf.distribu
 
 
 def _ways(layer: Any) -> str:
-    """Returns the methods, of those that replace or add variables of a layer, that were called."""
+    """Returns the methods that were called, among those that replace or add variables of a layer."""
     was_called = {
         "`quantize`": getattr(layer, "quantization_mode", None) is not None,
         "`enable_lora`": getattr(layer, "lora_enabled", False),

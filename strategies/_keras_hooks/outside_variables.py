@@ -1,7 +1,7 @@
 """Warns when a program's step writes a ``tf.Variable`` of one device, made outside of the strategy's scope.
 
 Replicas have no components of such a variable: they write it one after the other. `stored_values` checks Keras'
-variables where they are assigned, by path; TensorFlow's own are only seen where TensorFlow writes them.
+variables where they are assigned, by path; writes of TensorFlow's own variables can only be detected inside TensorFlow.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from strategies.engine import state_writes
 
 
 def install() -> None:
-    """Wraps writes of TensorFlow's variables: scatters, and writes that return the variable, end in `_lazy_read`."""
+    """Wraps writes of TensorFlow's variables. Scatters, and writes that return the variable, end in `_lazy_read`."""
     wrap(BaseResourceVariable, "_lazy_read", _write)
     for name in ("assign", "assign_add", "assign_sub"):
         wrap(ResourceVariable, name, _write)

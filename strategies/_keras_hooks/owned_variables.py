@@ -81,7 +81,7 @@ def _is_owned(variable: Any) -> bool:
 
 
 def sum_over_owners() -> Callable[[tf.Tensor], tf.Tensor] | None:
-    """Returns a function that sums over the processes that own parts of what is updated; None if this one owns all."""
+    """Returns a function that sums over the owners of parts of the updated variables; None if this process owns all."""
     parts, sharded = spanning_parts(), sharded_updates()
     group = None if sharded is None else sharded.process_group
     if parts is None and group is None:
@@ -107,7 +107,7 @@ class _Seen:
 
 
 def _for_owned(original: Callable[..., None], optimizer: keras.Optimizer, trainable_variables: Sequence[Any]) -> None:
-    """Calls the original with only the variables that this process owns, and their averages; split weights by shard."""
+    """Calls the original with only the variables, or shards, that this process owns, and with their moving averages."""
     if not optimizer.use_ema or (spanning_parts() is None and sharded_updates() is None):
         return original(optimizer, trainable_variables)
     pairs = [

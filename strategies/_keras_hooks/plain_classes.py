@@ -1,8 +1,8 @@
 """Classes that files record as plain classes of Keras, so that Keras alone can load them.
 
 Such a class has two names: ``__qualname__`` is its own, and ``__name__`` that of the plain class. Keras uses the latter
-to name layers, so that their names are the same with and without strategies, and to name folders in files. Any other
-way would have to replace Keras' naming function, for the layers of all programs in the process.
+to name layers, so that their names are the same with and without strategies, and to name folders in files. Otherwise
+Keras' naming function would have to be replaced, for all layers in the process.
 """
 
 from __future__ import annotations

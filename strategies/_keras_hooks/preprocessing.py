@@ -1,4 +1,4 @@
-"""Layers that are adapted to data before training, where a replica spans processes and others own their state.
+"""Layers that are adapted to data before training, where a replica spans processes and others own the layers' state.
 
 Its contract is tested in ``tests/strategies/processes/spanning_pipe.py``.
 """

@@ -1,11 +1,11 @@
-"""Random seeds: replicas draw different numbers, and the seed states that are kept and saved are those of one device.
+"""Random seeds: replicas draw different numbers, but stored and saved seed states are those of one device.
 
 A layer's seed state is the same on all replicas, so Dropout would drop the same positions of every replica's rows.
 The replica's index enters where a seed is used, not where it is stored.
 
 In a step of Keras' trainer this applies to numbers for rows. Numbers in a shape without rows, such as noise on a
-weight, are those of one device on all replicas. So are numbers for rows that are drawn with an int as seed: each
-replica draws for all rows of the batch, and takes its own.
+weight, are those of one device on all replicas. So are numbers for rows that are drawn with an int seed: each replica
+draws for all rows of the batch and takes its own rows' numbers.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def _global_seed_generator(original: Callable[[], keras.random.SeedGenerator]) -
 
 def _mirrored_seed_generator(engine: Engine) -> keras.random.SeedGenerator:
     if engine.seed_generator is None:
-        # Not all processes need trace a draw: Python's state is restored, so that they draw the same numbers next.
+        # Some processes may not trace a draw: Python's state is restored, so that all draw the same numbers next.
         state = python_random.getstate()
         with tf.init_scope():
             engine.seed_generator = seed_generator.SeedGenerator()

@@ -1,7 +1,7 @@
 """Layers made under a ``keras.RematScope``: the backward pass recomputes them with the same state and seeds.
 
 Keras 3.15 passes the call of such a layer to ``tf.recompute_grad``, which takes no keyword arguments in a graph, so
-that ``fit`` fails for all layers with a ``training`` argument; and recomputation draws new random numbers, so that the
+that ``fit`` fails for all layers with a ``training`` argument; and the recomputation draws new random numbers, so the
 gradient belongs to another Dropout mask.
 """
 

@@ -1,6 +1,6 @@
-"""Row-wise models: they compute each row of their output, and its loss, from the same row of their input alone.
+"""Detects row-wise models, which compute each row of their output, and its loss, from the same input row alone.
 
-Batches of such a model can be padded with rows that count for nothing. Only models of Keras' own layers, activation
+Batches of such a model can be padded with rows that are then ignored. Only models of Keras' own layers, activation
 functions and losses, as Keras wrote them, are taken to be row-wise. In training, BatchNormalization is excluded, as it
 looks at all rows, and Dropout, as its draws depend on the number of rows.
 """
@@ -87,7 +87,7 @@ def _is_known_part(part: Any, known: Iterable[type]) -> bool:
 
 
 def _is_as_written(part: Any, *methods: str) -> bool:
-    """Returns False if this object replaces a method of Keras, or adds a loss of its outputs."""
+    """Returns True unless this object replaces a method of Keras, or adds a loss of its outputs."""
     replaced = any(name in vars(part) for name in ("call", *methods))
     return not replaced and getattr(part, "activity_regularizer", None) is None
 
@@ -128,5 +128,5 @@ def _is_known(loss: Any) -> bool:
         return any(loss is each for each in _LOSSES)
     own = type(loss) is getattr(keras.losses, type(loss).__name__, None) and _is_as_written(loss)
     of_rows = any(getattr(loss, "fn", None) is each for each in _LOSSES) and loss.reduction in _REDUCTIONS
-    # Outputs have at least two dimensions, so that neither axis -1 nor axis 1 is the rows'.
+    # Outputs have at least two dimensions, so neither axis -1 nor axis 1 is that of the rows.
     return own and of_rows and getattr(loss, "_fn_kwargs", {}).get("axis", -1) in (-1, 1)

@@ -1,4 +1,4 @@
-"""Comparison of the arguments of ``fit``, ``evaluate`` and ``predict`` between processes, before the first step.
+"""Compares the arguments of ``fit``, ``evaluate`` and ``predict`` between processes, before the first step.
 
 Rows themselves are not compared here: they may be large, and are compared when the first batch is drawn
 (``batches.first_batch``). But ``dataset.shard`` by rank is found here, in the dataset's transformations.
@@ -23,7 +23,7 @@ from strategies.engine.engine import Engine
 _NAMES = ("steps_per_epoch", "batch_size", "shuffle", "class_weight", "steps_per_execution")
 #: The arguments that hold rows.
 DATA = ("x", "y", "sample_weight")
-# Arguments of the call that makes the iterator which change the number of steps, or what happens between steps.
+# Arguments, of the call that makes the iterator, which affect the number of steps or what happens between steps.
 _OF_CALL = (
     "epochs",
     "initial_epoch",
@@ -55,7 +55,7 @@ def compare(engine: Engine, arguments: Mapping[str, Any]) -> None:
     """Compares the arguments of Keras' epoch iterator between processes. All processes call it.
 
     Raises:
-        ValueError: arguments differ; raised on all processes, naming what differs on which rank.
+        ValueError: arguments differ; raised on all processes, with the differing arguments of each rank.
     """
     call = engine.member.position.call or "an epoch"
     asked = _call.get() or {}

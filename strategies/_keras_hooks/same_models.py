@@ -1,4 +1,4 @@
-"""Comparison of models between processes before the first step: a difference is an error on all processes.
+"""Compares models between processes before the first step: a difference is an error on all processes.
 
 Processes that train different models would compute with weights that do not belong together, or wait for each other.
 Lines of text describe a model and how it was compiled (`comparing`); then values of weights are compared.
@@ -33,7 +33,7 @@ _NOT_OWNED = -1
 
 
 def forget(model: keras.Model) -> None:
-    """Lets the next :func:`compare` compare the model again: it was recompiled."""
+    """Makes the next :func:`compare` compare the model again, because it was recompiled."""
     _compared.discard(model)
 
 
@@ -56,7 +56,7 @@ def compare(model: keras.Model) -> None:
 
 
 def _description(model: keras.Model) -> Iterator[str]:
-    """Yields lines that must be equal on all processes and mean something to the user, most likely to differ first."""
+    """Yields lines, meaningful to the user, that must be equal on all processes, those most likely to differ first."""
     for layer in model._flatten_layers():
         name = _plain(layer.name)
         yield f"layer {name} of class {type(layer).__name__}"
@@ -109,7 +109,7 @@ def _stable(config: Any) -> str:
 
 def _names(given: Any) -> list[str]:
     names = [getattr(each, "name", getattr(each, "__name__", _stable(each))) for each in keras.tree.flatten(given)]
-    # Without Keras' numbers, which count what else a process has made.
+    # Without Keras' numbers, which count the other objects that a process has made.
     return [_plain(str(name)) for name in names]
 
 
@@ -132,7 +132,7 @@ def compare_weights(model: keras.Model, when: str = "") -> None:
 
     Args:
         model: a model under a strategy of this package; nothing happens under another.
-        when: the time for the error, as in "after step 3".
+        when: the time to name in the error, as in "after step 3".
 
     Raises:
         ValueError: on all processes, if values differ.
@@ -157,7 +157,7 @@ def refuse_other_values(variables: Sequence[Any], job: ProcessGroup, what: str) 
 
 
 def gathered_with_checksums(variables: Sequence[Any], job: ProcessGroup, what: str, *numbers: int) -> list[list[int]]:
-    """Compares checksums of variables and returns every rank's `numbers`, which travel in the same message.
+    """Compares checksums of variables and returns every rank's `numbers`, which are sent in the same message.
 
     Raises:
         ValueError: on all processes, if the values of a variable differ between its owner ranks.

@@ -1,4 +1,4 @@
-"""Initializers with a state: their next state, or the numbers they draw, is fixed when a variable is made.
+"""Initializers with a state: their next state, or the numbers that they draw, are fixed when a variable is made.
 
 Where a replica spans processes, weights are drawn when they are needed, and each process draws its own. An initializer
 with a state, such as a seed generator or a generator of numpy, would then give other numbers than it gives plain Keras,

@@ -1,4 +1,4 @@
-"""Shapes and dtypes of what Keras would compute: errors that follow from them are raised on every process."""
+"""Infers the shapes and dtypes that Keras would compute, so that errors about them are raised on every process."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from keras.src import backend
 
 from strategies.batches import shares
 
-#: A placeholder for an unknown number of rows. It is a prime, and no usual size of a tensor: nothing fits by chance,
-#: and a size that is a multiple of it is that multiple of the rows.
+#: A placeholder for an unknown number of rows. It is a prime and not a usual size of a tensor, so no other size equals
+#: it by chance, and a size that is n times this number is n times the number of rows.
 SYMBOLIC_ROWS = 7919
 
 # The specs of batches that were checked since a model with stages on several processes was compiled.
@@ -22,7 +22,7 @@ _checked: weakref.WeakKeyDictionary[keras.Model, set[str]] = weakref.WeakKeyDict
 
 
 def forget(model: keras.Model) -> None:
-    """Lets batches be checked again: the model was recompiled."""
+    """Causes batches to be checked again, because the model was recompiled."""
     _checked.pop(model, None)
 
 

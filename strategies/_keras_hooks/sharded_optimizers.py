@@ -144,7 +144,7 @@ def _gathers_at(optimizer: keras.Optimizer) -> tf.Tensor | None:
 
 def make_slot(optimizer: keras.Optimizer, each: WeightSlice, *args: Any, **kwargs: Any) -> Any:
     """Makes a slot of a slice: a variable of the slice's shape on the owner's device."""
-    # Not Keras' method for TensorFlow, which reads the devices of a distributed variable: a slice is none.
+    # Not Keras' method for TensorFlow, which reads the devices of a distributed variable: a slice is not one.
     with creating_slot(each):
         return base_optimizer.BaseOptimizer.add_variable_from_reference(optimizer, each, *args, **kwargs)
 
@@ -166,7 +166,7 @@ def finalize(original: Callable[..., None], optimizer: keras.Optimizer) -> None:
 
 
 class _Asked:
-    """An id and a name that stand for a variable where an optimizer looks up weight decay.
+    """An id and a name that represent a variable where an optimizer looks up weight decay.
 
     Args:
         key: the id.
@@ -178,7 +178,7 @@ class _Asked:
 
 
 def _use_weight_decay(original: Callable[..., bool], optimizer: keras.Optimizer, variable: Any) -> bool:
-    """Decides by the whole weight, with its keys and name on one device: programs exclude weights, not their parts."""
+    """Decides by the whole weight, with the keys and name of one device: programs exclude weights, not their parts."""
     weight = variable
     if not isinstance(variable, WeightSlice):
         position = optimizer._trainable_variables_indices.get(optimizer._var_key(variable))

@@ -60,7 +60,7 @@ def _write(original: Callable[..., None], store: Any, key: str, value: Any) -> N
         return
     if not store._h5_entry_initialized:
         store._create_h5_group(store._h5_entry_path)
-    # As h5py does with an array: the dataset gets its name only after it is written.
+    # Like h5py with an array: the dataset gets its name only after it is written.
     dataset = store._h5_entry_group.create_dataset(None, tuple(value.shape), value.dtype)
     ranges.write(dataset, value)
     store._h5_entry_group[key] = dataset

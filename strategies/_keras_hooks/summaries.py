@@ -1,7 +1,7 @@
 """Additional scalars in the event files of a ``keras.callbacks.TensorBoard``.
 
-A second event file in the same folder would not do: TensorBoard moves on to the next file of a run when one exists,
-and does not return to the one before.
+A second event file in the same folder would not work: TensorBoard moves on to the next file of a run when one exists,
+and does not return to the previous file.
 """
 
 from __future__ import annotations

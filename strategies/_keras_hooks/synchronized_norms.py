@@ -2,9 +2,9 @@
 
 Keras all-reduces three sums one by one: of the values, of their squares, and their number.
 
-Without ``synchronized`` the layer normalizes by the rows of its replica, as documented: that is no finding. In a
-pipeline micro-batches run one after the other, so that a synchronized layer does not see them all: that is a finding.
-``SpectralNormalization`` there is one, too: it updates its kernel once per micro-batch.
+Without ``synchronized``, the layer normalizes over the rows of its replica, as documented: that is not a finding. In a
+pipeline, micro-batches run one after the other, so a synchronized layer does not see all of them: that is a finding. So
+is ``SpectralNormalization`` in a pipeline: it updates its kernel once per micro-batch.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ _SPECTRAL = (
 
 
 def norms_of_microbatches(model: Any) -> list[Finding]:
-    """Returns the layers of a pipeline that normalize once for each micro-batch, where one device does once for all.
+    """Returns the layers of a pipeline that normalize once per micro-batch, while one device normalizes once per batch.
 
     Args:
         model: a Keras model; without an attribute ``num_microbatches`` there are no findings.

@@ -1,8 +1,8 @@
 """``Mean`` and ``Sum`` trackers in steps of Keras' trainer: they get the same numbers as on one device.
 
-A tracker's state is summed over all replicas. Values with a number for each row add up correctly. Each replica gives
-its own number for a whole batch, such as a loss or a count: depending on its kind (``row_dependence``) it is weighted
-by rows or added up; a number that is neither a mean nor a sum over rows is a finding.
+A tracker's state is summed over all replicas. Values with a number for each row add up correctly. For a single number
+per batch, such as a loss or a count, each replica has its own value. Depending on its kind (``row_dependence``), it is
+weighted by rows or added up; a number that is neither a mean nor a sum over rows is a finding.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Keras' own training step: across processes, the sums of metrics travel in the message of the gradients.
+"""Keras' own training step: across processes, the sums of metrics are sent in the message of the gradients.
 
 Keras applies gradients, then updates the metrics and reads them. In this order, the sums of metrics would be a second
 message, because their terms do not exist yet when the gradients are reduced. So the update is deferred until metrics
-are read, and their sums travel in its last bucket. Nothing in between may use what is updated: the update is deferred
+are read, and their sums are sent in its last bucket. Nothing in between may use what is updated: the update is deferred
 only in Keras' own ``train_step`` with Keras' own metrics, which see predictions and targets only. Steps and metrics of
 a user's own run in the order in which they are written.
 """
@@ -61,7 +61,7 @@ def _step(original: Callable[[keras.Model, Any], Any], model: keras.Model, data:
 
 
 def _metrics_see_no_weights(model: keras.Model) -> bool:
-    """Returns True if ``apply_gradients`` and all that ``train_step`` does after it is Keras' own."""
+    """Returns True if ``apply_gradients`` and everything that ``train_step`` calls after it are Keras' own."""
     used = [(model, keras_trainer.Trainer, "compute_metrics"), (model, keras_trainer.Trainer, "get_metrics_result")]
     used += [(model.optimizer, base_optimizer.BaseOptimizer, "apply_gradients")]
     if any(overrides(owner, base, name) for owner, base, name in used):

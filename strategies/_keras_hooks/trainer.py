@@ -51,7 +51,7 @@ Step = Callable[[Any], Any]
 _ENTRIES = ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch")
 
 
-# The methods of a model on several processes whose first batch was compared.
+# For a model on several processes, the methods whose first batch has been compared.
 _compared: weakref.WeakKeyDictionary[keras.Model, set[str]] = weakref.WeakKeyDictionary()
 
 
@@ -211,7 +211,7 @@ def _compile(
 
 
 def _check(model: keras.Model, strategy: tf.distribute.Strategy) -> None:
-    """Refuses, before any step, parts made outside the strategy's scope, and weights with only some shards frozen."""
+    """Refuses parts made outside the strategy's scope, and weights with only some shards frozen, before any step."""
     if model._distribute_strategy is not strategy:
         raise ValueError(other_strategy_error(model, strategy))
     losses.wrap_compute_loss(type(model))

@@ -1,7 +1,7 @@
-"""Models that are made only for their shapes: their variables are not drawn, and take no memory.
+"""Models that are made only for their shapes: their variables are not initialized, and take no memory.
 
 ``keras.StatelessScope(initialize_variables=False)`` does not work: in it, Keras refuses variables that are made from a
-value, and with them every optimizer (its iteration); and it adds what is made there to a list of variables that the
+value, and therefore every optimizer (because of its iteration); and it adds the variables made there to a list that the
 next such scope initializes.
 """
 

@@ -2,7 +2,7 @@
 
 An elementwise update, as Adam's, is the same for a shard as for the whole. LAMB divides by norms, Adafactor keeps means
 of rows and columns, and a user's own class is unknown: for these, shards are joined, and assigned values are split
-again. It costs the memory of one weight at a time, on the first device of each replica.
+again. This costs the memory of one weight at a time, on the first device of each replica.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Exchanges numbers about datasets between processes; processes that hold parts of one replica must agree on them."""
+"""Exchanges numbers about datasets between processes; processes that hold parts of one replica must have equal ones."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Agreement:
         return self.by_position(what, self.gathered(what, *numbers))
 
     def gathered(self, what: str, *numbers: int) -> np.ndarray:
-        """Returns the numbers of each process, ``[processes, numbers]``. All call it, with the same count."""
+        """Returns the numbers of each process, ``[processes, numbers]``. All call it with equally many numbers."""
         own = tf.constant([[int(number) for number in numbers]], tf.int64)
         with carrying(what):
             by_rank: np.ndarray = self.job.gather(own, equal_sizes=True).numpy()

@@ -1,7 +1,7 @@
 """A plain ``tf.data.Dataset`` of portions of global batches whose first batch can be compared between processes.
 
-The comparison comes before the first step. So once per call of the trainer, the first element is drawn early and put
-back in front of the rest. A second iterator would advance a generator and shuffle again.
+The comparison precedes the first step. So once per call of the trainer, the first element is drawn early and then put
+back in front of the others. A second iterator would advance a generator and shuffle again.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Checked:
     """A dataset of portions paired with checksums: those of the first global batch, then zeros.
 
     Args:
-        make: makes the dataset of pairs; called when it is needed.
+        make: returns the dataset of pairs; called when the dataset is needed.
         origins: returns the origins of the tensors that have checksums; called when they are needed.
     """
 
@@ -111,7 +111,7 @@ def _rejoined(first: Any, iterator: Any, dataset: tf.data.Dataset) -> tf.data.Da
         return found
 
     # The function captures nothing. Its graph lives until garbage collection, and would keep a captured iterator alive,
-    # whose threads take the longer to end the longer they have run.
+    # whose threads take longer to end, the longer they have run.
     held = iterator._iterator_resource, tuple(tensor_lists.to_tensor_list(spec, first))
     numbers = tf.data.Dataset.range(tf.int64.max if size == tf.data.INFINITE_CARDINALITY else size)
     both = tf.data.Dataset.zip((numbers, tf.data.Dataset.from_tensors(held).repeat()))

@@ -1,10 +1,10 @@
 """Rebuilds a pipeline of rows and batches so that a process maps its own rows only.
 
-``row_plans`` finds the step to cut at. There the pipeline is cut into windows of one global batch each, of which the
-process keeps its rows, or one dummy row where it has none. The same functions map them, in order; they are batched, and
-each batch becomes a :class:`Portion`. The number of rows of the whole batch travels with each row, so that the pipeline
-needs to know neither its length nor its end. A window costs less than a microsecond per row that is left out; a filter
-costs 80. Arrays need no windows: the process' rows of a batch are a slice of them.
+``row_plans`` finds the step to cut at. There the pipeline is cut into windows of one global batch each. Of each window,
+the process keeps its own rows, or one dummy row if it has none. The same functions map these rows, in order; the rows
+are batched, and each batch becomes a :class:`Portion`. Each row carries the number of rows of the whole batch, so the
+pipeline needs to know neither its length nor its end. A window takes less than a microsecond per omitted row; a filter
+takes 80. Arrays need no windows: the process' rows of a batch are a slice of the arrays.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _NAMES = {
 def select_before_mapping(
     dataset: tf.data.Dataset, first_replica: int, num_local: int, num_replicas: int, *, with_checksums: bool = False
 ) -> Any:
-    """Returns this process' portions of the dataset's global batches, made from its own rows; or why it cannot.
+    """Returns this process' portions of the dataset's global batches, made from its own rows; or the reason why not.
 
     Args:
         dataset: global batches, the same on all processes.
@@ -63,7 +63,7 @@ def select_before_mapping(
 
     Returns:
         A dataset of the same cardinality whose elements are those of :func:`inputs.portion_out`, except that dummy rows
-        may be other rows. Or the reason, a string.
+        may be other rows. If rows cannot be selected before they are mapped, the reason, a string.
     """
     steps = list(steps_of(dataset))
     plan = plan_rows([_name(step) for step in steps])
@@ -113,7 +113,7 @@ def select_before_mapping(
 
 
 def selected_from(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """Returns the dataset of rows from which `select_before_mapping` selects. It must be able to."""
+    """Returns the dataset of rows from which `select_before_mapping` selects; the selection must be possible."""
     steps = list(steps_of(dataset))
     plan = plan_rows([_name(step) for step in steps])
     if isinstance(plan, str):
@@ -123,7 +123,7 @@ def selected_from(dataset: tf.data.Dataset) -> tf.data.Dataset:
 
 
 def steps_of(dataset: Any) -> Iterator[Any]:
-    """Yields the dataset, its input, that one's input and so on, as long as each has exactly one."""
+    """Yields the dataset, its input, the input of that and so on, while each has exactly one input."""
     while True:
         yield dataset
         before = dataset._inputs()
@@ -174,7 +174,7 @@ def _head(rows: Any, number: tf.Tensor, first: int | None, made: Callable[[], tf
 def _sliced(
     source: Any, size: int, drop: bool, num_own: int, bounds_of: Callable[[Any], list[Any]], first: int | None
 ) -> tf.data.Dataset:
-    """Returns, for each batch of rows of arrays, its head, with a leading dimension of 1, and this process' rows."""
+    """Returns for each batch of rows of arrays its head, with a leading dimension of 1, and this process' rows."""
     arrays = source._tensors
     num_rows = int(arrays[0].shape[0])
 
@@ -196,7 +196,7 @@ def _sliced(
 
 
 def _reapplied(step: Any, before: tf.data.Dataset) -> tf.data.Dataset:
-    """Returns `before` followed by a step of the user's pipeline. Options and lengths are set at the end."""
+    """Returns the dataset `before` with a step of the user's pipeline added. Options and lengths are set at the end."""
     name = _NAMES[type(step)]
     if name == "map":
         return _mapped(step, before)
@@ -213,13 +213,13 @@ def _mapped(step: Any, before: tf.data.Dataset) -> tf.data.Dataset:
 
     @tf.autograph.experimental.do_not_convert
     def mapped(head: Any, element: Any) -> Any:
-        # Calls the function as it was traced. The user's Python may do something else by now.
+        # Calls the function as it was traced: the user's Python code may behave differently by now.
         results = wrapped.function(*tensor_lists.to_tensor_list(wrapped._input_structure, element))
         return head, tensor_lists.from_compatible_tensor_list(wrapped.output_structure, results)
 
     if type(step) is MapDataset:
         return before.map(mapped, synchronous=step._force_synchronous or None)
-    # In order, whatever the user allows: rows out of order would end in another batch than the one of their head.
+    # In order, even if the user allows otherwise: rows out of order would end up in another batch than their head's.
     return before.map(mapped, num_parallel_calls=step._num_parallel_calls, deterministic=True)
 
 

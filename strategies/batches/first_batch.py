@@ -1,9 +1,9 @@
-"""Compares the first global batch of a call between processes, and raises an error if they were given different ones.
+"""Compares the first global batch of a call between processes, and raises an error if it differs.
 
-Each process computes its own rows of a global batch that all of them have. If each were given other rows, as by
-``x[rank::size]`` or ``dataset.shard(size, rank)``, with two processes half of the rows would never be trained, without
-any error. So processes exchange checksums of the first batch, once per call, and all come to the same verdict. Which
-tensors have to be equal depends on their `Origin`.
+Each process computes its own rows of a global batch that all of them have. If each process got different rows, as by
+``x[rank::size]`` or ``dataset.shard(size, rank)``, then with two processes half of the rows would never be trained,
+without any error. So processes exchange checksums of the first batch, once per call, and all reach the same verdict.
+Which tensors have to be equal depends on their `Origin`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from strategies.batches.rows import is_tensor
 _RANGE = 2**62
 #: The number of checksums of tensors that come from Python. The last one covers all further such tensors, too.
 _MAX_PYTHON = 4
-#: The count of numbers that each process sends: a hash of the origins, a checksum of the data, and those from Python.
+#: The number of values that each process sends: a hash of the origins, a checksum of the data, and those from Python.
 NUM_CHECKSUMS = 2 + _MAX_PYTHON
 _NOTHING = -1
 
@@ -84,7 +84,7 @@ def _comparable(tensor: tf.Tensor) -> tf.Tensor:
 
 
 def compare(batch: Any, agreement: Agreement) -> None:
-    """Compares a global batch, a nest of tensors or arrays, between processes. All of them call it.
+    """Compares a global batch, a nest of tensors or arrays, between processes. All processes call it.
 
     Raises:
         ValueError: on all processes, with the ranks whose batch differs from that of rank 0.
@@ -111,9 +111,9 @@ def message(values: Sequence[int], origins: Sequence[Origin]) -> list[int]:
 def judge(by_rank: Any) -> None:
     """Raises an error or warns, on all processes alike, if the first batch differs between them.
 
-    Tensors made of data alone have to be equal. Tensors that come from Python may be augmented there: if none of them
-    is equal, the rows are taken to be different, unless there are tensors of data alone to judge by. Random numbers are
-    not compared.
+    Tensors made of data alone have to be equal. Tensors that come from Python may have been augmented there: if none of
+    them is equal, the rows are assumed to differ, unless there are also tensors of data alone. Random numbers are not
+    compared.
 
     Args:
         by_rank: the messages of the processes, ``[processes, NUM_CHECKSUMS]``.
@@ -124,7 +124,7 @@ def judge(by_rank: Any) -> None:
     by_rank = np.asarray(by_rank)
     form, data, python = by_rank[:, 0], by_rank[:, 1], by_rank[:, 2:]
     if (form != form[0]).any():
-        # The pipelines differ, so that checksums cannot be compared; what must not differ in them was compared before.
+        # The pipelines differ, so checksums cannot be compared; the parts that must not differ were compared before.
         return
     others = python != python[0]
     is_other = data != data[0]
@@ -133,7 +133,7 @@ def judge(by_rank: Any) -> None:
     if is_other.any():
         raise ValueError(_REFUSAL.format(ranks=_listed(is_other)))
     if others.any():
-        # On all processes, so that all stop where warnings are errors.
+        # Warns on all processes, so that all stop where warnings are errors.
         warnings.warn(_WARNING.format(ranks=_listed(others.any(axis=1))), DifferenceWarning, stacklevel=2)
 
 

@@ -80,7 +80,7 @@ def with_checksums(dataset: tf.data.Dataset, share: Callable[[Any], Any]) -> tf.
 
 
 def is_distributed(dataset: tf.data.Dataset) -> bool:
-    """True if the dataset's elements are per-replica values already."""
+    """Returns True if the dataset's elements are per-replica values already."""
     return any(isinstance(spec, PerReplicaSpec) for spec in tf.nest.flatten(dataset.element_spec))
 
 
@@ -108,7 +108,7 @@ def share_out(batch: Any, num_replicas: int) -> Any:
 
 
 def portion_out(batch: Any, first_replica: int, num_local: int, num_replicas: int) -> Any:
-    """Takes this process' rows out of a global batch that every process has, or could have.
+    """Takes this process' rows from a global batch, which is the same on every process.
 
     Args:
         batch: as for :func:`share_out`, the same on all processes.

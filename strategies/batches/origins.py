@@ -2,7 +2,8 @@
 
 Processes that read the same rows have the same tensors, except where a map draws random numbers: maps run in parallel,
 and each process maps rows in an order of its own. Python code may draw numbers, too, and its graph does not show it.
-The origin tells how much a difference between processes means. It is read from the graphs of the dataset's functions.
+The origin determines how much a difference between processes means. It is found in the graphs of the dataset's
+functions.
 """
 
 from __future__ import annotations

@@ -16,10 +16,10 @@ class Source:
 
 
 class Padding:
-    """The number of rows to which a replica's batch is padded: the most rows of any batch so far of the same iterator.
+    """The number of rows to which a replica's batch is padded: the largest so far in batches of the same iterator.
 
-    Batches are looked at when they are drawn. A step gets the number as an argument of its call: a variable on the host
-    would order the whole of a GPU's step with respect to the operations that read and write it.
+    Batches are inspected when they are drawn. A step gets the number as an argument of its call: with a variable on the
+    host, a GPU's whole step would be ordered with respect to the operations that read and write it.
 
     Attributes:
         prediction: the source of the batches of the last prediction, which come one by one.
@@ -46,13 +46,13 @@ class Padding:
                 self._rows, self._value = rows, tf.constant(rows)
 
     def read(self) -> tf.Tensor:
-        """Returns the number as an int32 scalar in the graph of a step; its value is that at each call of the step.
+        """Returns the number as an int32 scalar in the graph of a step; each call of the step sets its value.
 
         It does not work in graphs of branches and loops, which take no such arguments.
         """
         graph = tf.compat.v1.get_default_graph()
         spec = tf.TensorSpec((), tf.int32)
-        # On no device: it is one argument for all replicas.
+        # Without a device: it is one argument for all replicas.
         with tf.device(None):
             value: tf.Tensor = graph.capture_call_time_value(self._at_call, spec, key=self)
         return value
@@ -79,7 +79,7 @@ def pad(tensors: Sequence[tf.Tensor], rows: tf.Tensor) -> tuple[list[tf.Tensor],
         tensors: at least one; all have the same number of rows, at least one.
         rows: int32 scalar.
     """
-    # No device scope: on a GPU, shapes and what is computed from them are in host memory anyway; with the host's scope,
+    # No device scope: on a GPU, shapes and what is computed from them are in host memory anyway; in the host's scope,
     # the tensors would be there, too.
     own = tf.shape(tensors[0])[0]
 

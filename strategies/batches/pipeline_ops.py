@@ -7,8 +7,8 @@ from typing import Any
 
 from strategies._tf_internals import op_definitions
 
-# Stateful operations that draw nothing from their state: a row's result does not depend on the rows mapped before it.
-# Python functions are the user's responsibility. Datasets inside a map are created for each row.
+# Stateful operations whose results do not depend on their state, and so not on the rows mapped before. Python functions
+# are the user's responsibility. Datasets inside a map are created for each row.
 _HARMLESS = re.compile(
     r"Placeholder|Assert|Print\w*|LookupTable(Find|Size|Export)\w*|(Mutable)?HashTable\w*|VarHandleOp|ReadVariableOp|"
     r"ResourceGather\w*|(Eager)?PyFunc|StatefulPartitionedCall|If|While|Case|StatelessWhile|ReadFile|MatchingFiles|"
@@ -17,14 +17,14 @@ _HARMLESS = re.compile(
 
 
 def depends_on_its_arguments_only(function: Any) -> bool:
-    """True if a traced function of a dataset gives a row the same result whatever rows it was called with before."""
+    """Returns True if a traced function of a dataset maps a row to the same result whatever rows came before."""
     if not hasattr(function, "graph"):
         return False
     return not any(map(draws, _ops_in(function)))
 
 
 def draws(op: str) -> bool:
-    """True if an operation of this type has a state that changes its result, as a random number generator has."""
+    """Returns True if an operation of this type has state that changes its result, such as a random generator's."""
     definition = op_definitions.get(op)
     return definition is not None and definition.is_stateful and not _HARMLESS.fullmatch(op)
 
@@ -49,7 +49,7 @@ def functions_in(graph: Any) -> dict[str, set[str]]:
 
 
 def reads_generator(dataset: Any) -> bool:
-    """True if the dataset reads a Python generator.
+    """Returns True if the dataset reads a Python generator.
 
     The user may stop iterating over the dataset before its end and go on reading the generator: elements that were
     prefetched would be missing there.

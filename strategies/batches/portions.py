@@ -1,7 +1,7 @@
 """One process' portion of a global batch: the rows of its replicas, and the number of rows.
 
 A process sees its own rows only. To weight them, it needs the number of rows of the whole batch. The code that splits
-the batch knows it, so the number is kept with the rows, and processes need not exchange it at every step.
+the batch knows that number, so the number is kept with the rows, and processes need not exchange it at every step.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Portion(PerReplica):
         num_all: int32 scalar, rows of the global batch.
         static_rows: the same numbers, local ones first, where they are known when graphs are built.
         spec: its type, if it came out of a dataset. The shapes of one batch do not make a type: processes with
-            different numbers of rows would trace their functions at different steps, and wait for each other for ever.
+            different numbers of rows would trace their functions at different steps, and wait for each other forever.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 """Prefetches batches to their devices while earlier ones are being computed.
 
 If a step's arguments are on the CPU, its function first copies them, and a GPU waits. So the next batches are drawn
-ahead and copied by one thread per device. TensorFlow's copy waits for all work queued on its GPU so far; neither the
-thread that launches the next step nor the copies to other GPUs must wait for that. The caller's thread draws the
+ahead and copied by one thread per device. TensorFlow's copy waits for all work queued on its GPU so far. The thread
+that launches the next step must not wait for that, nor must the copies to other GPUs. The caller's thread draws the
 batches, because processes may have to agree at every element.
 
 TensorFlow handles pinned memory: it copies pageable memory into pinned memory first, in the thread that asks for the
@@ -66,7 +66,7 @@ class ReadAheadDataset(tf.distribute.DistributedDataset):
         return tf.nest.map_structure(_portion_spec, self.dataset.element_spec)
 
     def cardinality(self) -> Any:
-        """The number of batches, as in ``tf.data``."""
+        """Returns the number of batches, as in ``tf.data``."""
         return self.dataset.cardinality()
 
     def __iter__(self) -> ReadAheadIterator:
@@ -110,7 +110,7 @@ class ReadAheadIterator:
                 self._ended, self._error = True, error
             else:
                 self._ahead.append(self._sent(element))
-                # From here on, only the devices' threads hold it.
+                # From here on, only the devices' threads hold the element.
                 del element
         if self._ahead:
             return self._received(self._ahead.popleft())
@@ -218,7 +218,7 @@ def _start_worker(device: str) -> _Queue:
                 future.set_result(function())
             except BaseException as error:
                 future.set_exception(error)
-            # Otherwise they would hold a batch until the next task comes.
+            # Otherwise these names would hold a batch until the next task comes.
             del task, future, function
 
     threading.Thread(target=run, name=f"keras-strategies-read-ahead {device}", daemon=True).start()

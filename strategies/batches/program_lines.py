@@ -1,4 +1,4 @@
-"""Finds lines of the user's program among frames of libraries: the one that runs, and the one that made a tensor."""
+"""Finds lines of the user's program among the frames of libraries: the current line, and the one that made a tensor."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def program_frame() -> Any:
 
 
 def is_called_by_program(*between: str) -> bool:
-    """True if the calling hook was called by the user's program itself, not by Keras or this package.
+    """Returns True if the calling hook was called by the user's program itself, not by Keras or this package.
 
     Args:
         between: modules or packages through which a program may call the hook.

@@ -12,7 +12,7 @@ _FAULTY = (Kind.UNKNOWN, Kind.AMBIGUOUS)
 
 
 def reduced_dims(op: Op) -> list[int] | None:
-    """The dimensions that a reduction goes over, counted from the front; None if unknown."""
+    """Returns the dimensions that a reduction goes over, counted from the front; None if unknown."""
     wanted, rank = op.numbers(1), op.rank(0)
     if wanted is None:
         return None
@@ -74,17 +74,17 @@ not_linear = reduction({}, is_linear=False)
 
 
 def product(op: Op) -> Kind:
-    """The kind of a product of elements; the product of a shape's elements is a number of elements."""
+    """Returns the kind of a product of elements; the product of a shape's elements is a number of elements."""
     return Kind.COUNT if op.inputs[0] in (Kind.SHAPE, Kind.COUNT) else not_linear(op)
 
 
 def l2_loss(op: Op) -> Kind:
-    """The kind of half the sum of squares."""
+    """Returns the kind of half the sum of squares."""
     return Kind.SUM if op.inputs[0] in (Kind.ROWS, Kind.SOME) else mixing(op)
 
 
 def addition(op: Op) -> Kind:
-    """The kind of sums and differences of terms."""
+    """Returns the kind of sums and differences of terms."""
     # A mean plus a number that each replica draws is still a mean: that of the rows with their replica's number added.
     kinds = {Kind.SAME if kind is Kind.DRAWN else kind for kind in op.inputs}
     if op.type == "BiasAdd" and kinds == {Kind.ROWS} and set(op.num_rows) == {1}:
@@ -113,7 +113,7 @@ def addition(op: Op) -> Kind:
 
 
 def _shifted_extreme(op: Op, kinds: Collection[Kind]) -> Kind:
-    """The kind of the largest or smallest of rows plus a constant."""
+    """Returns the kind of the largest or smallest of rows plus a constant."""
     extremes = [kind for kind in op.inputs if kind in (Kind.MAX, Kind.MIN)]
     is_first = op.inputs[0] in (Kind.MAX, Kind.MIN)
     if len(extremes) == 1 and set(kinds) <= {extremes[0], Kind.SAME} and (is_first or op.type != "Sub"):
@@ -122,19 +122,19 @@ def _shifted_extreme(op: Op, kinds: Collection[Kind]) -> Kind:
 
 
 def _is_zero(op: Op, i: int) -> bool:
-    """True if an input is a constant whose elements are all 0."""
+    """Returns True if an input is a constant whose elements are all 0."""
     value = op.constant(i)
     return value is not None and not value.any()
 
 
 def negation(op: Op) -> Kind:
-    """The kind of a tensor with the other sign."""
+    """Returns the kind of a tensor with the other sign."""
     kind = op.inputs[0]
     return {Kind.MAX: Kind.MIN, Kind.MIN: Kind.MAX}.get(kind, kind)
 
 
 def multiplication(op: Op) -> Kind:
-    """The kind of an elementwise product."""
+    """Returns the kind of an elementwise product."""
     one, other = op.inputs
     if any(kind is Kind.SAME and op.output_rank == 0 and _is_zero(op, i) for i, kind in enumerate(op.inputs)):
         return Kind.SAME
@@ -149,7 +149,7 @@ def multiplication(op: Op) -> Kind:
 
 
 def division(op: Op) -> Kind:
-    """The kind of an elementwise quotient."""
+    """Returns the kind of an elementwise quotient."""
     one, other = op.inputs
     if other is Kind.SAME and one in (Kind.SUM, Kind.ROWS):
         counted = _by_constant(op)
@@ -164,7 +164,7 @@ def division(op: Op) -> Kind:
 
 
 def _by_constant(op: Op) -> Kind:
-    """The kind of a constant divisor: `COUNT` if it is the replica's number of summed terms, else `SAME`.
+    """Returns the kind of a constant divisor: `COUNT` if it is the replica's number of summed terms, else `SAME`.
 
     It is `AMBIGUOUS` if it may also be the global batch's number. A program that reads the number of rows from a static
     shape gets a plain number, that of its replica. A program that knows the batch size from elsewhere, as TensorFlow's
@@ -182,7 +182,7 @@ def _by_constant(op: Op) -> Kind:
 
 
 def _is_count(number: float, rows: int, summed: tuple[int, ...] | None) -> bool:
-    """True if a number is `rows` times the sizes of none, some or all of the dimensions that were summed."""
+    """Returns True if a number is `rows` times the sizes of none, some or all of the dimensions that were summed."""
     if not rows or number % rows:
         return False
     times = int(number) // rows
@@ -193,14 +193,14 @@ def _is_count(number: float, rows: int, summed: tuple[int, ...] | None) -> bool:
 
 
 def comparison(op: Op) -> Kind:
-    """The kind of a comparison. A count compared with 0 is the same on all replicas, as each has at least one row."""
+    """Returns the kind of a comparison: `SAME` for a count compared with 0, since each replica has at least one row."""
     if set(op.inputs) == {Kind.COUNT, Kind.SAME} and _is_zero(op, op.inputs.index(Kind.SAME)):
         return Kind.SAME
     return row_wise(op)
 
 
 def bound(op: Op) -> Kind:
-    """The kind of an elementwise maximum or minimum; a count with a constant bound is still a count."""
+    """Returns the kind of an elementwise maximum or minimum; a count with a constant bound is still a count."""
     if Kind.COUNT in op.inputs and set(op.inputs) <= {Kind.COUNT, Kind.SAME}:
         return Kind.COUNT
     extreme = Kind.MAX if op.type == "Maximum" else Kind.MIN
@@ -208,7 +208,7 @@ def bound(op: Op) -> Kind:
 
 
 def selection(op: Op) -> Kind:
-    """The kind of a choice between two tensors by a condition."""
+    """Returns the kind of a choice between two tensors by a condition."""
     condition, *chosen = op.inputs
     if not condition.is_fixed:
         return row_wise(op)
@@ -216,7 +216,7 @@ def selection(op: Op) -> Kind:
 
 
 def matrix_product(op: Op) -> Kind:
-    """The kind of a matrix product, which may sum over rows."""
+    """Returns the kind of a matrix product, which may sum over rows."""
     kinds = list(op.inputs[:2])
     if not any(kind.has_rows for kind in kinds):
         return multiplication(Op(op.type, kinds, output_rank=op.output_rank))
@@ -232,7 +232,7 @@ def matrix_product(op: Op) -> Kind:
 
 
 def _is_inner(op: Op, i: int) -> bool:
-    """True if the dimension of rows of a matrix is the one that is summed over."""
+    """Returns True if the dimension of rows of a matrix is the one that is summed over."""
     dim = _dim_of_rows(op, i)
     if dim is None:
         return False
@@ -246,7 +246,7 @@ def _dim_of_rows(op: Op, i: int) -> int | None:
 
 
 def _are_batches(op: Op) -> bool:
-    """True if rows are along the same batch dimension of both inputs, so that each row is a matrix."""
+    """Returns True if rows are along the same batch dimension of both inputs, so that each row is a matrix."""
     dims = [_dim_of_rows(op, i) for i in range(2)]
     if None in dims:
         return op.output_rank != 2
@@ -254,7 +254,7 @@ def _are_batches(op: Op) -> bool:
 
 
 def einsum(op: Op) -> Kind:
-    """The kind of an einsum, which sums over rows if their label is not in the result."""
+    """Returns the kind of an einsum, which sums over rows if their label is not in the result."""
     terms, made = equation(op)
     labels = {_label(op, i, term) for i, term in enumerate(terms) if op.inputs[i].has_rows}
     kinds = set(op.inputs)
@@ -270,7 +270,7 @@ def einsum(op: Op) -> Kind:
 
 
 def multiplication_of_all(op: Op) -> Kind:
-    """The kind of the product of all inputs."""
+    """Returns the kind of the product of all inputs."""
     kind = op.inputs[0]
     for other in op.inputs[1:]:
         kind = multiplication(Op("Mul", (kind, other), output_rank=op.output_rank))
@@ -278,7 +278,7 @@ def multiplication_of_all(op: Op) -> Kind:
 
 
 def equation(op: Op) -> tuple[list[str], str]:
-    """The labels of each input's dimensions, and of the result's."""
+    """Returns the labels of each input's dimensions, and of the result's."""
     written = op.attribute("equation")
     written = written.decode() if isinstance(written, bytes) else str(written)
     taken, _, made = written.replace(" ", "").partition("->")
@@ -293,6 +293,6 @@ def _label(op: Op, i: int, term: str) -> str:
 
 
 def weight_gradient(op: Op) -> Kind:
-    """The kind of the gradient of a tensor that all rows share, such as a filter: a sum over rows."""
+    """Returns the kind of the gradient of a tensor that all rows share, such as a filter: a sum over rows."""
     kinds = {kind for kind in op.inputs if not kind.is_fixed and kind is not Kind.SHAPE}
     return Kind.SUM if kinds == {Kind.ROWS} else mixing(op)

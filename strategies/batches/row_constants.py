@@ -43,7 +43,7 @@ def constant_of(tensor: Any) -> Any:
 
 
 def is_filled(op: Any) -> bool:
-    """True for a constant that TensorFlow made instead of a small `Fill`, as for ones of a static shape."""
+    """Returns True for a constant that TensorFlow made instead of a small `Fill`, as for ones of a static shape."""
     if op.type != "Const" or (op.outputs[0].shape.num_elements() or 0) > _LARGEST_FOLDED_FILL:
         return False
     value = tf.get_static_value(op.outputs[0])

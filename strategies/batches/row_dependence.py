@@ -69,7 +69,7 @@ class RowDependence:
             then gets plain numbers.
         is_marked: whether eager tensors were made inside :func:`marking`, in any thread.
         of_microbatches: whether the rows are only some of each replica's rows: in a graph, a sum over them on all
-            replicas is then no sum over the batch.
+            replicas is then not a sum over the batch.
         num_all: the numbers of rows that the batch of all replicas has, as far as they are known beforehand.
     """
 
@@ -103,12 +103,12 @@ class RowDependence:
         return Kind.COUNT if layout.may_count and value.shape.rank == 0 else kind
 
     def is_number_of_rows(self, value: tf.Tensor) -> bool:
-        """True if a tensor is the number of rows itself, not a multiple of it."""
+        """Returns True if a tensor is the number of rows itself, not a multiple of it."""
         kind, layout = self._found(_Node(value, None))
         return kind is Kind.COUNT and layout.times == 1
 
     def is_first_asked(self, origin: Any) -> bool:
-        """True the first time that it is called for a tensor, so that each causes one warning only."""
+        """Returns True the first time that it is called for a tensor, so that each causes one warning only."""
         is_new = id(origin) not in self._warned
         self._warned[id(origin)] = origin
         return is_new
@@ -142,7 +142,7 @@ class RowDependence:
             node = before
 
     def is_one_for_each_row(self, value: tf.Tensor) -> bool:
-        """True if a tensor that has rows has one item for each row, along its first dimension."""
+        """Returns True if a tensor that has rows has one item for each row, along its first dimension."""
         layout = self._found(_Node(value, None))[1]
         return layout.axis == 0 and layout.times == 1
 
@@ -169,7 +169,7 @@ class RowDependence:
         return Made(op.type, list(op.inputs), node.tensor.value_index, lambda name: attribute_of(op, name))
 
     def _has_marks(self) -> bool:
-        """True if eager tensors are marked, so that one without a mark is the same on all replicas."""
+        """Returns True if eager tensors are marked, so that one without a mark is the same on all replicas."""
         return self._is_marked or is_marking()
 
     # ---- graphs
@@ -247,7 +247,7 @@ class RowDependence:
         )
 
     def _is_shape(self, tensor: Any) -> bool:
-        """True for a constant that `tf.shape` made from a static shape that begins with a known number of rows."""
+        """Returns True for a constant that `tf.shape` made of a static shape beginning with a known number of rows."""
         name = tensor.op.name.rpartition("/")[2].partition("_")[0]
         if name != "Shape" or tensor.shape.rank != 1 or not tensor.shape[0]:
             return False
@@ -302,7 +302,7 @@ class RowDependence:
         return parts
 
     def _source_parts(self, node: _Node) -> list[tuple[Kind, Any]]:
-        """The parts of the sources if the op only concatenates, forwards or reshapes; else []."""
+        """Returns the parts of the sources if the op only concatenates, forwards or reshapes; else []."""
         tensor, call = node
         if marked_kind(tensor) is not None or hasattr(tensor, "numpy"):
             return []

@@ -8,7 +8,7 @@ from strategies.batches.row_kinds import Kind, Op, mixing, row_wise
 
 
 def gathered(op: Op) -> Kind:
-    """The kind of rows that are gathered from a table, or from the batch."""
+    """Returns the kind of rows that are gathered from a table, or from the batch."""
     table, indices = op.inputs[:2]
     if table is Kind.SHAPE:
         index = op.numbers(1)
@@ -29,12 +29,12 @@ def gathered(op: Op) -> Kind:
 
 
 def _by_row(op: Op) -> Kind:
-    """The kind of a row-wise operation, whatever the dimensions of its indices."""
+    """Returns the kind of a row-wise operation, whatever the dimensions of its indices."""
     return row_wise(dataclasses.replace(op, input_shapes=()))
 
 
 def gathered_dim(op: Op) -> int:
-    """The dimension of the table along which a gather selects."""
+    """Returns the dimension of the table along which a gather selects."""
     dims = op.numbers(2) if len(op.inputs) > 2 else [0]
     if dims is None:
         return 0
@@ -43,7 +43,7 @@ def gathered_dim(op: Op) -> int:
 
 
 def _rows_by(op: Op, table: Kind, indices: Kind) -> Kind:
-    """The kind of a gather along the dimension of rows."""
+    """Returns the kind of a gather along the dimension of rows."""
     if (indices.has_rows or indices is Kind.SAME) and op.layout(1).is_position:
         # The indices are positions of rows: each row selects its own items.
         return _by_row(op)
@@ -51,7 +51,7 @@ def _rows_by(op: Op, table: Kind, indices: Kind) -> Kind:
 
 
 def gathered_by_tuples(op: Op) -> Kind:
-    """The kind of parts of a tensor that are gathered by tuples of indices."""
+    """Returns the kind of parts of a tensor that are gathered by tuples of indices."""
     table, indices = op.inputs[:2]
     if table.has_rows and table is not Kind.PAIRS and op.layout(0).axis == 0:
         return _rows_by(op, table, indices)
@@ -59,13 +59,13 @@ def gathered_by_tuples(op: Op) -> Kind:
 
 
 def nonzero_indices(op: Op) -> Kind:
-    """The kind of the indices of nonzero elements."""
+    """Returns the kind of the indices of nonzero elements."""
     kind = op.inputs[0]
     return Kind.SOME if kind.has_rows and kind is not Kind.PAIRS else mixing(op)
 
 
 def scattered(op: Op) -> Kind:
-    """The kind of a sum of updates by indices, into zeros of a given shape."""
+    """Returns the kind of a sum of updates by indices, into zeros of a given shape."""
     indices, updates, shape = op.inputs[:3]
     if shape in (Kind.SHAPE, Kind.COUNT):
         return _by_row(op) if op.layout(0).is_position or not updates.has_rows else mixing(op)
@@ -73,7 +73,7 @@ def scattered(op: Op) -> Kind:
 
 
 def scattered_into(op: Op) -> Kind:
-    """The kind of a tensor to which updates are added by indices."""
+    """Returns the kind of a tensor to which updates are added by indices."""
     into, indices, updates = op.inputs[:3]
     if into.has_rows:
         return _by_row(op) if op.layout(1).is_position or indices.is_fixed else mixing(op)
@@ -85,14 +85,14 @@ def scattered_into(op: Op) -> Kind:
 
 
 def overwritten(op: Op) -> Kind:
-    """The kind of a tensor whose parts are replaced by indices."""
+    """Returns the kind of a tensor whose parts are replaced by indices."""
     if op.inputs[0].has_rows and op.layout(1).is_position:
         return _by_row(op)
     return mixing(op)
 
 
 def summed_by_segment(op: Op) -> Kind:
-    """The kind of sums of rows by segment."""
+    """Returns the kind of sums of rows by segment."""
     data, segments, number = op.inputs[:3]
     if number in (Kind.COUNT, Kind.SHAPE):
         return _by_row(op) if op.layout(1).is_position else mixing(op)
@@ -100,12 +100,12 @@ def summed_by_segment(op: Op) -> Kind:
 
 
 def counted(op: Op) -> Kind:
-    """The kind of a histogram: the count of each number."""
+    """Returns the kind of a histogram: the count of each number."""
     kind = op.inputs[0]
     if kind is not Kind.ROWS:
         return mixing(op)
     if op.rank(0) == 2 and op.output_rank == 2 and op.layout(0).axis == 0:
-        # The number of columns depends on the largest number of all rows; that is the program's responsibility.
+        # The number of columns depends on the largest number in all rows; the program has to ensure that it agrees.
         return Kind.ROWS
     return Kind.SUM if op.inputs[1].is_fixed else mixing(op)
 
@@ -116,7 +116,7 @@ def _summed(op: Op, indices: Kind, values: Kind) -> Kind:
 
 
 def distinct(op: Op) -> Kind:
-    """The kind of an output of Unique: the distinct values, the index of each input value in them, or their counts."""
+    """Returns the kind of an output of Unique: distinct values, each input value's index in them, or their counts."""
     kind = op.inputs[0]
     if kind is Kind.ROWS:
         return Kind.ROWS if op.output == 1 else Kind.DISTINCT
@@ -124,14 +124,14 @@ def distinct(op: Op) -> Kind:
 
 
 def reduced_by_segment(op: Op) -> Kind:
-    """The kind of sums or means, per row, of the entries that each row looks up."""
+    """Returns the kind of sums or means, per row, of the entries that each row looks up."""
     if op.inputs[1] is Kind.ROWS and op.inputs[0] in (Kind.SAME, Kind.DISTINCT):
         return Kind.ROWS
     return mixing(op)
 
 
 def sparse_product(op: Op) -> Kind:
-    """The kind of a sparse matrix times a dense one."""
+    """Returns the kind of a sparse matrix times a dense one."""
     kinds = set(op.inputs[:3])
     if not any(kind.has_rows for kind in kinds):
         return mixing(op) if op.inputs[3].has_rows else row_wise(op)
@@ -141,11 +141,11 @@ def sparse_product(op: Op) -> Kind:
 
 
 def components(op: Op) -> Kind:
-    """The kind of an output computed from the indices and values of a sparse tensor, which correspond one to one."""
+    """Returns the kind of an output computed from a sparse tensor's indices and values, which correspond one to one."""
     kinds = {kind for kind in op.inputs if not kind.is_fixed}
     return Kind.ROWS if kinds and kinds <= {Kind.ROWS, Kind.SHAPE} else mixing(op)
 
 
 def reduced_by_sorted_segment(op: Op) -> Kind:
-    """The kind of reductions by sorted segment ids; the segments are rows, as for sparse and ragged tensors."""
+    """Returns the kind of reductions by sorted segment ids; the segments are rows, as for sparse and ragged tensors."""
     return Kind.ROWS if tuple(op.inputs[:2]) == (Kind.ROWS, Kind.ROWS) else mixing(op)

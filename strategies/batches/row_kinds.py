@@ -1,4 +1,4 @@
-"""Kinds: how a tensor depends on the rows of a batch, as a mean over them, a sum, their count, or otherwise.
+"""Kinds of tensors, by their dependence on the rows of a batch: a mean over them, a sum, their count, and others.
 
 A step is written for one device, which has all rows, and runs on replicas, each of which has some. The operations that
 made a replica's number determine how it relates to the number that a single device would have. Each operation maps the
@@ -109,7 +109,7 @@ ROW_MAJOR = Layout()
 
 @dataclass(frozen=True)
 class Op:
-    """One operation and one of its outputs, as far as the rules look at them.
+    """One operation and one of its outputs, with the properties that the rules use.
 
     Attributes:
         type: TensorFlow's name of the operation.
@@ -142,37 +142,37 @@ class Op:
     is_integer: bool = False
 
     def shape(self, i: int) -> Sequence[int | None] | None:
-        """The shape of an input, None if its rank is unknown."""
+        """Returns the shape of an input, None if its rank is unknown."""
         return self.input_shapes[i] if i < len(self.input_shapes) else None
 
     def rank(self, i: int) -> int | None:
-        """The number of dimensions of an input, None if unknown."""
+        """Returns the number of dimensions of an input, None if unknown."""
         shape = self.shape(i)
         return None if shape is None else len(shape)
 
     def layout(self, i: int) -> Layout:
-        """The layout of an input."""
+        """Returns the layout of an input."""
         return self.layouts[i] if i < len(self.layouts) else ROW_MAJOR
 
     def numbers(self, i: int) -> list[int] | None:
-        """The integers of an input, None if they are not known beforehand."""
+        """Returns the integers of an input, None if they are not known beforehand."""
         value = self.constant(i)
         return None if value is None else [int(each) for each in value.reshape(-1)]
 
     def axis_from_end(self, i: int) -> int | None:
-        """The dimension of an input's rows, counted from the last, which is -1; None if unknown."""
+        """Returns the dimension of an input's rows, counted from the last, which is -1; None if unknown."""
         rank, axis = self.rank(i), self.layout(i).axis
         return None if rank is None or axis < 0 else axis - rank
 
 
 def are_across(op: Op) -> bool:
-    """True if rows of several inputs are along different dimensions, so that each row is combined with every other."""
+    """Returns True if inputs have rows along different dimensions, which combines each row with every other row."""
     dims = {op.axis_from_end(i) for i, kind in enumerate(op.inputs) if kind.has_rows} - {None}
     return len(dims) > 1
 
 
 def row_wise(op: Op, is_linear: bool = False) -> Kind:
-    """The kind of an output that is computed elementwise or row by row.
+    """Returns the kind of an output that is computed elementwise or row by row.
 
     Args:
         is_linear: whether the result is linear in the one input that depends on rows.
@@ -200,12 +200,12 @@ def row_wise(op: Op, is_linear: bool = False) -> Kind:
 
 
 def linear(op: Op) -> Kind:
-    """The kind of an output that is linear in the one input that depends on rows."""
+    """Returns the kind of an output that is linear in the one input that depends on rows."""
     return row_wise(op, is_linear=True)
 
 
 def mixing(op: Op) -> Kind:
-    """The kind of the output of an op that looks at several rows at a time, or may do so."""
+    """Returns the kind of the output of an op that looks at several rows at a time, or may do so."""
     kinds = {kind for kind in op.inputs if not kind.is_fixed}
     if not kinds or kinds <= {Kind.SHAPE}:
         return row_wise(op)

@@ -33,7 +33,7 @@ def layout_of(op: Op, kind: Kind) -> Layout:
 
 
 def _fixed_layout(op: Op) -> Layout:
-    """Returns the layout of an output without rows: it may yet have been made for each of a known number of rows."""
+    """Returns the layout of an output without rows, which may still have an item for each of a known number of rows."""
     for_rows = op.first_size in op.num_rows and bool(op.output_rank)
     is_position = any(layout.is_position for layout in op.layouts) or (op.type == "Range" and for_rows)
     is_made = op.type in ("BroadcastTo", "Fill", "Tile") and (op.output_rank or 0) > 1 and not op.is_integer
@@ -42,7 +42,7 @@ def _fixed_layout(op: Op) -> Layout:
 
 
 def _may_count(op: Op) -> bool:
-    """True for a constant that may be the number of rows, because it was read from a shape that contains it."""
+    """Returns True for a constant that may be the number of rows, because it was read from a shape that contains it."""
     if not any(layout.may_count for layout in op.layouts):
         return False
     if op.type in ("StridedSlice", "GatherV2", "Unpack"):
@@ -69,7 +69,7 @@ def _summed(op: Op) -> tuple[int, ...] | None:
     if dims is None or shape is None:
         return None
     sizes = [shape[dim] for dim in dims if dim != axis]
-    # Rows of several items each, as when batch and token dimensions are merged.
+    # Each row has several items, as when batch and token dimensions are merged.
     times = op.layout(0).times
     if axis in dims and times != 1:
         sizes.append(None if times is None or times.denominator != 1 else int(times))

@@ -30,7 +30,7 @@ _SUMMED = "_keras_strategies_summed_over_rows"
 _REDUCED = "_keras_strategies_reduced"
 _PARTS = "_keras_strategies_parts"
 _MADE = "_keras_strategies_made"
-# Eager operations that are remembered although their outputs have rows, or seem to: see `row_terms`.
+# Eager operations that are remembered although their outputs have rows, or appear to: see `row_terms`.
 _REMEMBERED = (
     "ScatterNd",
     "TensorScatterAdd",
@@ -67,7 +67,7 @@ def mark_reduced(values: Any) -> Any:
 
 
 def is_reduced(value: Any) -> bool:
-    """True if a value was reduced over all replicas of all processes, and is the same on all."""
+    """Returns True if a value was reduced over all replicas of all processes, and is the same on all."""
     return hasattr(value, _REDUCED)
 
 
@@ -97,7 +97,7 @@ def marked_layout(value: Any) -> Layout:
 
 
 def is_marked_summed(value: Any) -> bool:
-    """True if a tensor was marked as a sum over the rows of all replicas."""
+    """Returns True if a tensor was marked as a sum over the rows of all replicas."""
     return hasattr(value, _SUMMED)
 
 
@@ -114,7 +114,7 @@ def marked_parts(value: Any) -> list[tuple[Kind, Any]]:
 
 
 def is_marking() -> bool:
-    """True while eager tensors of this thread are marked, so that one without a mark is the same on all replicas."""
+    """Returns True while this thread's eager tensors are marked; unmarked ones are then the same on all replicas."""
     return _marking.get() is not None
 
 
@@ -215,7 +215,7 @@ def _mark_outputs(name: str, inputs: list[Any], attrs: Sequence[Any], outputs: l
 
 
 def _is_remembered(name: str, kind: Kind, inputs: Sequence[Any]) -> bool:
-    """True for operations whose inputs are kept: those whose outputs have no rows, which are small, and few others."""
+    """Returns True for operations whose inputs are kept: those whose outputs have no rows, and few others."""
     if name in _REMEMBERED or not kind.has_rows:
         return True
     if name in _REMEMBERED_OF_ALL:

@@ -25,7 +25,7 @@ def last_dims(number: int) -> Callable[[Op], Kind]:
 
 
 def by_row(op: Op) -> Kind:
-    """The kind of the output of an op that computes row by row along the first dimension of each input."""
+    """Returns the kind of the output of an op that computes row by row along the first dimension of each input."""
     if any(kind.has_rows and op.layout(i).axis > 0 for i, kind in enumerate(op.inputs)):
         return mixing(op)
     return row_wise(dataclasses.replace(op, input_shapes=()), is_linear=op.type in _LINEAR)
@@ -63,7 +63,7 @@ pad = along(_padded, linear)
 
 
 def position_of_extreme(op: Op) -> Kind:
-    """The kind of the position of the largest or smallest element along a dimension."""
+    """Returns the kind of the position of the largest or smallest element along a dimension."""
     kind, dims = op.inputs[0], reduced_dims(op)
     if not kind.has_rows or kind is Kind.PAIRS:
         return mixing(op)
@@ -73,12 +73,12 @@ def position_of_extreme(op: Op) -> Kind:
 
 
 def shuffle(op: Op) -> Kind:
-    """The kind of a tensor whose items of the first dimension were shuffled."""
+    """Returns the kind of a tensor whose items of the first dimension were shuffled."""
     return mixing(op) if op.inputs[0].has_rows and op.layout(0).axis == 0 else _drawn(op, op.inputs)
 
 
 def draw(op: Op) -> Kind:
-    """The kind of random numbers, which are drawn for each row or in a shape without rows."""
+    """Returns the kind of random numbers, which are drawn for each row or in a shape without rows."""
     kinds = set(op.inputs)
     is_by_seed = op.type.startswith("Stateless")
     for_rows = any(kind.has_rows or kind in (Kind.SHAPE, Kind.COUNT) for kind in kinds)

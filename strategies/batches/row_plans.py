@@ -36,7 +36,7 @@ ARRAYS = "tensor_slice"
 
 
 def plan_rows(steps: Sequence[str]) -> RowPlan | str:
-    """Returns the point where rows can be selected, or the reason why they cannot be selected before they are mapped.
+    """Returns the point at which rows can be selected, or the reason against selecting them early.
 
     Args:
         steps: names of the pipeline's steps, from its end to its source: "batch", "map" for a map of one element whose

@@ -128,7 +128,7 @@ def kind_of(op: Op) -> Kind:
 
 
 def _normalised(op: Op) -> Kind:
-    """The kind of a batch normalization's output; its statistics are given, or documented to be the replica's."""
+    """Returns the kind of a batch normalization's output; its statistics are given, or the replica's, as documented."""
     if op.output == 0:
         return op.inputs[0]
     return Kind.OTHER if op.inputs[0].has_rows else row_wise(op)

@@ -13,7 +13,7 @@ _FAULTY = (Kind.UNKNOWN, Kind.AMBIGUOUS)
 
 
 def shape_of(op: Op) -> Kind:
-    """The kind of a tensor's shape."""
+    """Returns the kind of a tensor's shape."""
     kind = op.inputs[op.output if op.type == "ShapeN" else 0]
     if kind in (Kind.SOME, Kind.DISTINCT):
         return Kind.UNKNOWN
@@ -21,7 +21,7 @@ def shape_of(op: Op) -> Kind:
 
 
 def size_of(op: Op) -> Kind:
-    """The kind of a tensor's number of elements."""
+    """Returns the kind of a tensor's number of elements."""
     kind = op.inputs[0]
     if kind in (Kind.SOME, Kind.DISTINCT):
         return Kind.SUM if kind is Kind.SOME else Kind.UNKNOWN
@@ -29,7 +29,7 @@ def size_of(op: Op) -> Kind:
 
 
 def strided_slice(op: Op) -> Kind:
-    """The kind of a strided slice of a tensor or a shape."""
+    """Returns the kind of a strided slice of a tensor or a shape."""
     kind = op.inputs[0]
     if kind is Kind.SHAPE:
         return _part_of_shape(op)
@@ -134,7 +134,7 @@ def _part_of_shape(op: Op) -> Kind:
 
 
 def one_slice(op: Op) -> Kind:
-    """The kind of a slice that is given by its begin and size."""
+    """Returns the kind of a slice that is given by its begin and size."""
     kind, axis = op.inputs[0], op.layout(0).axis
     if not kind.has_rows or kind is Kind.PAIRS or axis < 0:
         return kind
@@ -150,7 +150,7 @@ def one_slice(op: Op) -> Kind:
 
 
 def _whole_by_size(op: Op) -> Kind:
-    """The kind of a slice with computed bounds, which takes all rows unless the static sizes differ."""
+    """Returns the kind of a slice with computed bounds, which takes all rows unless the static sizes differ."""
     whole, taken, axis = op.shape(0), op.output_shape, op.layout(0).axis
     if whole is None or taken is None or taken[axis] is None or whole[axis] is None:
         return op.inputs[0]
@@ -158,12 +158,12 @@ def _whole_by_size(op: Op) -> Kind:
 
 
 def split(op: Op) -> Kind:
-    """The kind of equal parts of a tensor along a dimension."""
+    """Returns the kind of equal parts of a tensor along a dimension."""
     return _split(op, 1, 0)
 
 
 def split_by_sizes(op: Op) -> Kind:
-    """The kind of parts of given sizes."""
+    """Returns the kind of parts of given sizes."""
     return _split(op, 0, 2)
 
 
@@ -181,7 +181,7 @@ def _split(op: Op, source: int, dim: int) -> Kind:
 
 
 def split_times(op: Op, source: int) -> Fraction | None:
-    """The number of items per row in one part of a split along the rows; None if unknown."""
+    """Returns the number of items per row in one part of a split along the rows; None if unknown."""
     times, parts = op.layout(source).times, int(op.attribute("num_split") or 1)
     if source == 1:
         return None if times is None else times / parts
@@ -193,7 +193,7 @@ def split_times(op: Op, source: int) -> Fraction | None:
 
 
 def unpacked(op: Op) -> Kind:
-    """The kind of the slices of a tensor along a dimension, or of the sizes in a shape."""
+    """Returns the kind of the slices of a tensor along a dimension, or of the sizes in a shape."""
     kind = op.inputs[0]
     if kind is Kind.SHAPE:
         return Kind.COUNT if op.output == max(op.layout(0).axis, 0) else Kind.SAME
@@ -204,7 +204,7 @@ def unpacked(op: Op) -> Kind:
 
 
 def packed(op: Op) -> Kind:
-    """The kind of stacked tensors, or of a shape made of numbers."""
+    """Returns the kind of stacked tensors, or of a shape made of numbers."""
     kinds = set(op.inputs)
     if any(kind.has_rows for kind in kinds) or kinds & {*_FAULTY, Kind.DISTINCT}:
         return row_wise(op, is_linear=Kind.SHIFTED in kinds)
@@ -213,7 +213,7 @@ def packed(op: Op) -> Kind:
 
 
 def concatenated(op: Op) -> Kind:
-    """The kind of concatenated tensors."""
+    """Returns the kind of concatenated tensors."""
     # The last input is the dimension.
     parts = Op(op.type, op.inputs[:-1], op.input_shapes[:-1], op.output_rank, layouts=op.layouts[:-1])
     kind = packed(parts)
@@ -227,7 +227,7 @@ def concatenated(op: Op) -> Kind:
 
 
 def reshaped(op: Op) -> Kind:
-    """The kind of a reshaped tensor."""
+    """Returns the kind of a reshaped tensor."""
     kind, shape = op.inputs
     if kind.has_rows or kind is Kind.SHAPE:
         return mixing(op) if kind is not Kind.PAIRS and reshaped_axis(op) is None else kind
@@ -236,7 +236,7 @@ def reshaped(op: Op) -> Kind:
 
 
 def reshaped_axis(op: Op) -> tuple[int, Fraction | None, tuple[int | None, ...]] | None:
-    """The dimension of rows after a reshape, its items per row, the sizes merged before it; None if rows are split."""
+    """Returns the rows' dimension after a reshape, items per row, sizes merged before it; None if rows are split."""
     layout, before, after = op.layout(0), op.shape(0), op.output_shape
     axis, times = layout.axis, layout.times
     if before is None or after is None or axis < 0 or not after:
@@ -280,7 +280,7 @@ def _may_equal(one: int | None, other: int | None) -> bool:
 
 
 def _times(times: Fraction | None, old: Sequence[int | None], new: Sequence[int | None]) -> Fraction | None:
-    """The items per row, given the sizes of the later dimensions before (`old`) and after (`new`) a reshape."""
+    """Returns the items per row, given the sizes of the later dimensions before (`old`) and after (`new`) a reshape."""
     if list(old) == list(new):
         return times
     if times is None:
@@ -295,7 +295,7 @@ def _product(sizes: Sequence[int | None]) -> int | None:
 
 
 def spread(op: Op) -> Kind:
-    """The kind of a repeated tensor, or of a constant in a shape; it has rows if the shape contains their number."""
+    """Returns the kind of a repeated tensor or of a filled shape; it has rows if the shape contains their number."""
     kind = op.inputs[0]
     if any(each in (Kind.SHAPE, Kind.COUNT) for each in op.inputs):
         if op.type == "Tile" and kind.has_rows:
@@ -312,15 +312,15 @@ def spread(op: Op) -> Kind:
 
 
 def is_for_each_row(op: Op) -> bool:
-    """True if a tensor is repeated for each row, whose number the program read from a static shape."""
+    """Returns True if a tensor is repeated for each row, whose number the program read from a static shape."""
     return op.first_size in op.num_rows and op.output_rank is not None and op.output_rank > 1
 
 
 def like(op: Op) -> Kind:
-    """The kind of ones or zeros in the shape of a tensor."""
+    """Returns the kind of ones or zeros in the shape of a tensor."""
     return Kind.ROWS if op.inputs[0].has_rows else Kind.SAME
 
 
 def reduced_dims_of_broadcast(op: Op) -> Kind:
-    """The kind of the dimensions over which the gradient of a broadcast tensor is summed."""
+    """Returns the kind of the dimensions over which the gradient of a broadcast tensor is summed."""
     return Kind.SAME if set(op.inputs) == {Kind.SAME} else Kind.SHAPE

@@ -1,8 +1,8 @@
 """Kind rules for gradients of shards, where layers are split over the mesh axis "tensor".
 
-Elementwise results of a shard's gradient are right. An operation that looks at several of its elements, as a norm does,
-sees only a part of the weight's gradient. A sum of such results over several shards, as in a norm over all variables,
-is right in a process that has all shards.
+Elementwise results of a shard's gradient are correct. An operation that looks at several of its elements, as a norm
+does, sees only a part of the weight's gradient. A sum of such results over several shards, as in a norm over all
+variables, is correct in a process that has all shards.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _OF_SHARDS = (*_SHARDS, Kind.SHARD_NUMBER)
 
 
 def is_of_shards(op: Op) -> bool:
-    """True if an input was computed from the gradient of a shard."""
+    """Returns True if an input was computed from the gradient of a shard."""
     return any(kind in _OF_SHARDS for kind in op.inputs)
 
 

@@ -1,8 +1,8 @@
 """Recomputes a number without rows from its terms, which are reduced over replicas.
 
-A computation that turns rows into a number without rows begins with reductions: sums, means, counts, maxima. All later
-operations are arithmetic, which gives the number of one device if its terms are those of all replicas. :class:`Terms`
-goes from the number back to the reductions, and runs the arithmetic a second time.
+Computing a number without rows from rows begins with reductions: sums, means, counts, maxima. All later operations are
+arithmetic, which gives the number of one device if its terms are those of all replicas. :class:`Terms` goes from the
+number back to the reductions, and runs the arithmetic a second time.
 
     kept.assign(0.9 * kept + sum(x) / count)      terms: sum(x), count; computed again: /, *, +
 """
@@ -72,7 +72,8 @@ class Terms:
         value: the number, or an array without rows.
 
     Raises:
-        NoTermsError: the value has rows, or comes from an operation on rows whose results replicas cannot combine.
+        NoTermsError: the value has rows, or comes from an operation on rows whose results cannot be combined over
+            replicas.
     """
 
     def __init__(self, dependence: RowDependence, value: tf.Tensor) -> None:
@@ -119,7 +120,7 @@ class Terms:
         elif made.is_stateful or depth > _MAX_DEPTH or all(each is Kind.SAME for each in kinds):
             raise NoTermsError
         elif made.type == "TensorScatterAdd":
-            # Split into the tensor plus the updates, scattered into zeros: these are a term.
+            # The tensor plus the updates scattered into zeros: the latter are a term.
             base, indices, updates = made.inputs
             scattered = tf.scatter_nd(indices, updates, tf.shape(base, out_type=indices.dtype))
             self._visit(base, depth + 1)
@@ -132,7 +133,7 @@ class Terms:
             self._made[key] = made
 
     def _is_marked(self, made: Made) -> bool:
-        """True if an operation's inputs do not explain the kind of its output, which was marked."""
+        """Returns True if an operation's inputs do not explain the kind of its output, which was marked."""
         return all(self._dependence.kind(each) is Kind.SAME for each in made.inputs)
 
     def _how(self, kind: Kind, made: Made, kinds: Sequence[Kind]) -> How | None:
@@ -151,7 +152,7 @@ class Terms:
         return how
 
     def _sums_over_rows(self, made: Made, kinds: Sequence[Kind]) -> bool:
-        """True for the product of a transposed matrix of rows and one of rows."""
+        """Returns True for the product of a transposed matrix of rows and one of rows."""
         one = self._dependence.made(made.inputs[0])
         if list(kinds) != [Kind.ROWS, Kind.ROWS] or one is None or one.type != "Transpose":
             return False

@@ -16,7 +16,7 @@ from strategies.batches.row_kinds import Kind
 
 
 class DifferenceWarning(UserWarning):
-    """A program computes a number under a strategy that is not the one of the global batch on one device.
+    """Under a strategy, a program computes a number that differs from that of the global batch on one device.
 
     The message names what differs and what to write instead; the warning's file and line are the program's.
 
@@ -87,12 +87,12 @@ MIXING_FIX = (
 
 
 def is_fault(kind: Kind) -> bool:
-    """True if a loss of this kind cannot be computed from the losses of the replicas."""
+    """Returns True if a loss of this kind cannot be computed from the losses of the replicas."""
     return kind in _FAULTS
 
 
 def mixes_rows(kind: Kind) -> bool:
-    """True if per-row outputs of this kind, of a layer or a model, depend on other rows of the replica, too."""
+    """Returns True if per-row outputs of this kind, of a layer or a model, depend on other rows of the replica, too."""
     return kind in _MIXED_ROWS
 
 

@@ -52,12 +52,12 @@ def num_rows(value: Any) -> int | tf.Tensor | None:
 
 
 def is_tensor(value: Any) -> bool:
-    """True if ``value`` is a tensor of any kind."""
+    """Returns True if ``value`` is a tensor of any kind."""
     return isinstance(value, (tf.Tensor, tf.RaggedTensor, tf.SparseTensor))
 
 
 def is_batch(value: Any) -> bool:
-    """True if ``value`` is a tensor (dense, ragged or sparse) whose first dimension can be rows."""
+    """Returns True if ``value`` is a tensor (dense, ragged or sparse) whose first dimension can be rows."""
     return is_tensor(value) and bool(value.shape.rank is None or value.shape.rank > 0)
 
 
@@ -85,10 +85,10 @@ def take_rows(value: Any, begin: int | tf.Tensor, end: int | tf.Tensor) -> Any:
 
 
 def add_dummy_rows(structure: Any, num_replicas: int) -> Any:
-    """Gives every empty batch in ``structure`` a dummy row, replica 0's first; returns the rest uncopied."""
+    """Gives every empty batch in ``structure`` replica 0's first row as a dummy row; copies nothing else."""
 
     def filled(leaf: Any) -> Any:
-        # A portion got its dummy rows when the batch was split.
+        # A portion already got its dummy rows when the batch was split.
         if not isinstance(leaf, PerReplica) or isinstance(leaf, Portion) or len(leaf.values) != num_replicas:
             return leaf
         values = list(leaf.values)

@@ -4,13 +4,13 @@ There are two plans; rank 0 logs the one that is used:
 
 * **by row**, the default: every process has the same dataset of global batches and keeps its own rows of each. The
   global batches are those of one device. It needs no exchange between processes. Where the pipeline allows it, a
-  process selects its rows before they are mapped (``early_selection``); where not, it maps them all.
-* **its own**: the dataset of each process holds that process' part of every global batch (files sharded by
-  TensorFlow's auto-sharding, or whatever the user's function made). Parts may have any number of rows and datasets any
-  length: processes exchange their numbers of rows at every step, and a process that has no rows left takes part with
-  dummy rows until all have ended. Every example counts exactly once.
+  process selects its rows before they are mapped (``early_selection``); otherwise it maps all rows.
+* **its own**: each process' dataset contains its part of every global batch (files sharded by TensorFlow's
+  auto-sharding, or the dataset that the user's function made). Parts may have any number of rows and datasets any
+  length: processes exchange their numbers of rows at every step, and a process without further rows takes part with
+  dummy rows until all datasets have ended. Every example counts exactly once.
 
-If a replica spans several processes, "process" here means all of these: they are given the same dataset.
+If a replica spans several processes, "process" here means all of them together: they get the same dataset.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ def _log_plan(agreement: Agreement, plan: str) -> None:
 
 
 class AgreedDataset(tf.distribute.DistributedDataset):
-    """A dataset of this process' portions; the processes agree at every step whether it has ended.
+    """A dataset of this process' portions; at every step, the processes agree on whether it has ended.
 
     Iterate it eagerly, on all processes alike, as Keras' trainer does.
 
@@ -185,11 +185,11 @@ class AgreedDataset(tf.distribute.DistributedDataset):
         return tf.nest.map_structure(lambda spec: _repeated(spec, self._num_together), self.dataset.element_spec)
 
     def cardinality(self) -> int:
-        """The number of batches, as in ``tf.data``."""
+        """Returns the number of batches, as in ``tf.data``."""
         return tf.data.UNKNOWN_CARDINALITY if self.num_batches is None else self.num_batches
 
     def apply(self, transformation: Callable[[tf.data.Dataset], tf.data.Dataset]) -> AgreedDataset:
-        """Returns the same with ``transformation`` applied to this process' dataset of portions."""
+        """Returns a copy with ``transformation`` applied to this process' dataset of portions."""
         applied = copy.copy(self)
         applied.dataset = transformation(self.dataset)
         applied._transformations = [*self._transformations, transformation]
@@ -254,7 +254,7 @@ class AgreedIterator:
         return _merged(parts, tf.constant(sum(rows for _, rows in by_position)), self.element_spec)
 
     def _exchange_state(self, have_more: bool, mine: int) -> tuple[list[list[int]], Any]:
-        """Returns the numbers at each position; for a first batch to compare, also all messages by rank, else None."""
+        """Returns the numbers at each position, and all messages by rank for a first batch to compare, else None."""
         what, numbers = "1 for a batch or 0 for the end, and its rows if they are counted", [int(have_more), mine]
         if self._checked is None or not self._is_first:
             return self._agreement.exchange(what, *numbers), None
@@ -264,7 +264,7 @@ class AgreedIterator:
         return self._agreement.by_position(what, by_rank[:, :2]), by_rank[:, 2:]
 
     def _draw(self) -> Any:
-        """Returns the next element, with ``ends="last"`` the next one that has rows; None at the end."""
+        """Returns the next element, or with ``ends="last"`` the next element that has rows; None at the end."""
         for element in self._iterator:
             if self._checked is not None:
                 checksums, element = element

@@ -2,10 +2,10 @@
 
 Keras takes the mean over each replica's rows and gives every replica the weight 1/N, so that the rows of a replica
 with fewer rows weigh more. Here a replica's weight is its part of the rows: ``weight = rows / rows of all replicas``.
-The weighted mean of per-replica means is then the mean over the global batch, exactly.
+The weighted mean of per-replica means is then exactly the mean over the global batch.
 
 A replica without rows (in a batch smaller than the number of replicas) still runs, since all replicas run the same
-program. It runs on a dummy row with weight 0; what it writes or returns counts for nothing.
+program. It runs on a dummy row with weight 0; what it writes or returns has no effect.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from strategies.evenly import even_bounds
 
 _ATTRIBUTE = "_keras_strategies_share"
 
-#: The way in which Keras' trainer combines its steps' outputs; None outside the trainer, in the user's own loop.
+#: How Keras' trainer combines its steps' outputs; None outside the trainer, in the user's own loop.
 Combination = Literal["mean", "concat"] | None
 
 
@@ -47,7 +47,7 @@ class Share:
         dependence: finds how tensors of the step depend on the replica's rows.
         raw_losses: whether losses stay unweighted, because the caller weights their total.
         graph: the graph in which the replica's function began.
-        rows_that_count: int32 scalar n: rows after the first n are padding and count for nothing; None without padding.
+        rows_that_count: int32 scalar n: rows after the first n are padding, which is ignored; None without padding.
         num_all: rows of all replicas; int, or int32 scalar where not static; None where the step has no batch.
         find_first_row: returns the number of rows of the batch before this replica's, int or int32 scalar; None if
             unknown.
@@ -164,7 +164,7 @@ def current() -> Share | None:
 
 
 def current_dependence() -> RowDependence:
-    """Returns the current :class:`RowDependence`: inside :func:`in_microbatches`, that on the micro-batches' rows."""
+    """Returns the current :class:`RowDependence`: inside :func:`in_microbatches`, that on micro-batches' rows."""
     return known_dependence() or RowDependence()
 
 
@@ -176,7 +176,7 @@ def known_dependence() -> RowDependence | None:
 
 @contextlib.contextmanager
 def judged_by(dependence: RowDependence) -> Iterator[None]:
-    """Context manager: a model is traced only to analyse its outputs, with `dependence` as current `RowDependence`."""
+    """Context manager: `dependence` is current while a model is traced only to analyse its outputs."""
     token = _judge.set(dependence)
     try:
         yield
@@ -226,7 +226,7 @@ def num_microbatches() -> int:
 
 
 def is_in_microbatches() -> bool:
-    """True inside :func:`in_microbatches`: a sum over rows is then only a part of the replica's sum."""
+    """Returns True inside :func:`in_microbatches`: a sum over rows is then only a part of the replica's sum."""
     return _of_microbatches.get() is not None
 
 

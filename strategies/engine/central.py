@@ -57,16 +57,16 @@ class CentralVariable(ReplicaStateVariable):
         return self.component.handle
 
     def read_value(self) -> tf.Tensor:
-        """Reads the variable where it is."""
+        """Reads the variable, on the parameter device."""
         with tf.device(self.component.device):
             return self.component.read_value()
 
     def value(self) -> tf.Tensor:
-        """Reads the variable where it is."""
+        """Reads the variable, on the parameter device."""
         return self.read_value()
 
     def sparse_read(self, indices: tf.Tensor, name: str | None = None) -> tf.Tensor:
-        """Returns rows, looked up where the variable is."""
+        """Returns rows, looked up on the parameter device."""
         with tf.device(self.component.device):
             return self.component.sparse_read(indices, name)
 
@@ -101,7 +101,7 @@ def making_optimizer_state() -> Iterator[None]:
 
 
 def is_optimizer_state() -> bool:
-    """True inside :func:`making_optimizer_state`."""
+    """Returns True inside :func:`making_optimizer_state`."""
     return _makes_optimizer_state.get()
 
 

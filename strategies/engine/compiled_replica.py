@@ -3,7 +3,7 @@
 XLA compiles for one device, and a step has collectives: gradients are reduced, metrics read, optimizers run over all
 replicas. The ops between two collectives can be compiled. :func:`compute` traces them into a
 ``tf.function(jit_compile=True)`` in the step's graph, and checks the traced graph before the step depends on it: if it
-holds collectives, or ops that XLA does not have, the step is computed without XLA; this is no error.
+contains collectives, or ops that XLA does not have, the step is computed without XLA, which is no error.
 
 The function itself reads and writes variables: a replica's components are plain variables of its device.
 This has not been run on a GPU; on CPU devices the same functions run with XLA for CPUs.

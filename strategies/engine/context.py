@@ -20,7 +20,7 @@ class TrainerCall:
 
     Attributes:
         combination: how the trainer combines the outputs of replicas; None in a custom loop.
-        draws_batches: True if the function that runs the step also draws its batches: the next one during a step.
+        draws_batches: True if the function that runs the step also draws its batches, the next one during each step.
     """
 
     combination: Combination = None

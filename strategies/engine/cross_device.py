@@ -23,7 +23,7 @@ def bound_reduction(devices: tuple[str, ...], options: Any, collective_keys: Any
 
 
 def are_int32(pairs: Sequence[tuple[Any, Any]]) -> bool:
-    """True if any value is int32, which TensorFlow sums on the host."""
+    """Returns True if any value is int32, which TensorFlow sums on the host."""
     return any(v.dtype == tf.int32 for value, _ in pairs for v in local_values(value))
 
 

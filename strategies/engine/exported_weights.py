@@ -19,7 +19,7 @@ from strategies.replica.deferred import is_remote
 
 
 class CapturedShard(tf.__internal__.tracking.Trackable):
-    """A shard among a graph's variables: code that freezes the graph reads it, code that saves it finds the weight.
+    """A shard among a graph's variables: code that freezes the graph reads the shard, code that saves it the weight.
 
     Args:
         weight: the ``ShardedVariable``.
@@ -101,7 +101,7 @@ def captured_shards(variable: Any) -> dict[int, CapturedShard]:
 
 
 def owns_all(variable: Any) -> bool:
-    """True if this process holds all elements of a TensorFlow variable.
+    """Returns True if this process holds all elements of a TensorFlow variable.
 
     Each process may hold some shards of a sharded weight; where a replica spans processes, each has its own variables.
     """

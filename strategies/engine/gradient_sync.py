@@ -65,7 +65,7 @@ class GradientSync:
 
         Args:
             gradients: for each variable a per-replica tensor or ``IndexedSlices``, a plain one that all replicas share
-                and that is the sum already, or None. Local shapes: those of the variables.
+                and that is already the sum, or None. Local shapes: those of the variables.
             targets: for each gradient its variable, on whose devices the sum is wanted; None: the gradients' devices.
             shares: the shares of the local replicas in the running step; empty outside a step.
             accumulation: given if the optimizer accumulates gradients. In a step in which they are not due, replicas do

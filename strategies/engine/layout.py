@@ -43,7 +43,7 @@ class ReplicaLayout:
 
     @property
     def process_group(self) -> ProcessGroup | None:
-        """The group of this process and those that hold other replicas; None without other processes."""
+        """The group of the processes along the data axis, this one included; None without other processes."""
         return self.groups[0].process_group
 
     @property

@@ -49,7 +49,7 @@ def refuse_values(values: Iterable[Any]) -> None:
 
 
 def refuse_step(function: Any) -> None:
-    """Refuses a step function that Keras 2 runs or that refers to its objects; free if ``tf_keras`` is not imported.
+    """Refuses a step function that Keras 2 runs or that refers to its objects; no cost if ``tf_keras`` is not imported.
 
     Raises:
         ValueError: with the first such object.

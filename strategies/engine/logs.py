@@ -3,7 +3,7 @@
 Results over all replicas, such as metrics, are such numbers already, and so are values that are the same on all
 replicas. The kind of every other value (`batches.row_kinds`) decides how the replicas' values are combined: means are
 weighted by rows, sums and counts are added, maxima and minima are taken, and rows are concatenated. A value that cannot
-be combined is warned of, with the line that made it.
+be combined causes a warning, with the line that made it.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def _subject(name: str) -> str:
 
 
 def _are_rows(kinds: set[Kind], local: Sequence[tf.Tensor], shares: Sequence[Share]) -> bool:
-    """True if the tensors have one entry for each row, along the first dimension."""
+    """Returns True if the tensors have one entry for each row, along the first dimension."""
     if kinds != {Kind.ROWS}:
         return False
     return all(

@@ -21,7 +21,7 @@ from strategies.replica.overwritten import is_overwritten, maximum
 def with_maxima(
     layout: ReplicaLayout, gradients: Sequence[Any], targets: Sequence[Any] | None, shares: Sequence[Share]
 ) -> list[Any]:
-    """Returns gradients, those that replace their variable as the maximum over all replicas. All processes call it.
+    """Returns gradients in which those that overwrite their variable are maxima over replicas. All processes call it.
 
     Args:
         layout: the replicas.

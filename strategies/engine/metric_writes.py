@@ -2,7 +2,7 @@
 
 A user's own metric adds to its state as on one device. Each replica has to add its term of what one device adds: sums
 and counts over its rows unchanged, a mean over its rows weighted by rows, and a value that is the same on all replicas
-on the first replica only. Values that are no sum of such terms, such as a maximum, are warned of.
+on the first replica only. Values that are not a sum of such terms, such as a maximum, cause a warning.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Combines the outputs of replicas such that each replica counts by its rows, however the caller combines them."""
+"""Combines the outputs of replicas, weighted by rows, for callers that combine them further in different ways."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from strategies.engine.logs import combine_logs
 
 
 def combined(outputs: Any, shares: Sequence[Share], layout: ReplicaLayout) -> Any:
-    """Returns the local replicas' outputs, combined as far as the caller cannot do it.
+    """Returns the local replicas' outputs, combined as far as the caller does not.
 
     * Training or test step: Keras' trainer wants the numbers of the whole batch (`engine.logs`).
     * Prediction step: Keras concatenates the replicas' rows. A replica without rows returns none, for any kind of

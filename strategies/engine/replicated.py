@@ -120,7 +120,7 @@ class ReplicatedExtended(MirroredExtended):
 
     @contextlib.contextmanager
     def colocate_vars_with(self, colocate_with_variable: Any) -> Iterator[None]:
-        """Enters TensorFlow's context, and first the strategy's scope outside any, as in a loop that creates slots."""
+        """Enters TensorFlow's context, in the strategy's scope if none is entered, as in a loop that creates slots."""
         scope = contextlib.nullcontext() if tf.distribute.has_strategy() else self._container_strategy().scope()
         with scope, super().colocate_vars_with(colocate_with_variable):
             yield
@@ -233,7 +233,7 @@ class ReplicatedExtended(MirroredExtended):
         ]
         return regroup(tuple(value_fn(context) for context in contexts), always_wrap=True)
 
-    # ---- who writes
+    # ---- files
 
     @property
     def should_checkpoint(self) -> bool:
@@ -247,5 +247,5 @@ class ReplicatedExtended(MirroredExtended):
 
 
 def _is_ours() -> bool:
-    """True if the caller is under a strategy of this package."""
+    """Returns True if the caller is under a strategy of this package."""
     return isinstance(tf.distribute.get_strategy().extended, ReplicatedExtended)

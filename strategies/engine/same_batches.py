@@ -42,7 +42,7 @@ class SameBatches:
             self._is_due = tf.Variable(False, trainable=False, name="compare_batches")
 
     def begin(self) -> None:
-        """Makes the next batch be compared. All processes call it."""
+        """Requests that the next batch be compared. All processes call it."""
         self._is_due.assign(True)
 
     def compared(self, batch: Any) -> tuple[Any, tf.Tensor | None]:

@@ -59,7 +59,7 @@ class SaveCounter:
             os.utime(path, ns=(now, whole * 10**9 + part))
 
     def is_saved(self, path: pathlib.Path, number: int) -> bool:
-        """True if save `number` of this job, or a later one, made ``path``, or if its time is in whole seconds."""
+        """Returns True if ``path`` comes from save `number` of this job or a later one, or has a whole-second time."""
         try:
             part = path.stat().st_mtime_ns % 10**9
         except OSError:

@@ -1,4 +1,4 @@
-"""Gathers slices of sparse gradients from all processes: their number varies with the rows, so no all-reduce fits."""
+"""Gathers slices of sparse gradients from all processes; an all-reduce needs a fixed number of them."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def step_of_program() -> Share | None:
 
 
 def _is_keras_own() -> bool:
-    """True if the innermost code that is neither ours, TensorFlow's nor Keras' plumbing is Keras' or keras_ext's."""
+    """Returns True if the innermost frame outside the modules listed above is of Keras or keras_ext."""
     frame: Any = sys._getframe(2)
     while frame is not None:
         package, _, rest = frame.f_globals.get("__name__", "").partition(".")
@@ -82,7 +82,7 @@ def _is_keras_own() -> bool:
 
 
 def can_synchronize(share: Share) -> bool:
-    """True where replicas can run a collective: not in branches, loops, nested functions or micro-batches."""
+    """Returns True where replicas can run a collective: not in branches, loops, nested functions or micro-batches."""
     if shares.is_in_microbatches():
         return False
     return share.is_in_step_graph
@@ -125,7 +125,7 @@ def global_write(share: Share, name: str, value: Any, dtype: tf.DType, *, is_inc
 
 
 def must_agree(share: Share, name: str, by_program: bool, graph: Any) -> bool:
-    """True if replicas must synchronize a variable, which each wrote alone, before the read that runs now.
+    """Returns True if replicas must synchronize a variable, which each wrote alone, before the read that runs now.
 
     Keras' own layers read moving means only to update them, which is linear: synchronizing at the end of the step is
     enough. Where replicas cannot synchronize, a warning names the program's line.
@@ -149,7 +149,7 @@ def must_agree(share: Share, name: str, by_program: bool, graph: Any) -> bool:
 
 
 def _is_other_branch(graph: Any) -> bool:
-    """True if `graph` is the other branch of the tf.cond of which a branch is being traced."""
+    """Returns True if `graph` is the other branch of the tf.cond of which a branch is being traced."""
     current = tf.compat.v1.get_default_graph()
     if graph is None or graph is current or not getattr(current, "is_control_flow_graph", False):
         return False
@@ -179,7 +179,7 @@ def check_in_scope(name: str, value: Any) -> None:
 
 
 def is_same(slices: tf.IndexedSlices) -> bool:
-    """True if slices are the same on all replicas."""
+    """Returns True if slices are the same on all replicas."""
     dependence = shares.current_dependence()
     return all(dependence.kind(each) is Kind.SAME for each in (slices.values, slices.indices))
 
@@ -282,7 +282,7 @@ def mark_read(tensor: Any) -> Any:
 
 
 def is_state(tensor: Any) -> bool:
-    """True if a tensor is marked as the value of a variable."""
+    """Returns True if a tensor is marked as the value of a variable."""
     return hasattr(tensor, _STATE)
 
 

@@ -141,7 +141,7 @@ class Steps:
         try:
             self._row_weights.set(local_shares)
             if any(share.has_rows is not True for share in local_shares):
-                with tf.device("CPU:0"):  # batches are on the CPU; without a device, all would pass through GPU 0
+                with tf.device("CPU:0"):  # batches are on the CPU; without this scope, all would pass through GPU 0
                     args, kwargs = add_dummy_rows((args, kwargs), layout.num_local)
             outputs = self._run_replicas(fn, args, kwargs)
             agree(self._writes.list_written(self.context), local_shares, layout.process_group)
@@ -150,7 +150,7 @@ class Steps:
             self.context = outer
 
     def _shared_out(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], list[shares.Share]]:
-        """Returns the arguments with the replicas' rows in place of a plain batch, and the shares of the replicas."""
+        """Returns the arguments, with a plain batch replaced by the replicas' rows, and the shares of the replicas."""
         layout, combination = self._layout, trainer_call().combination
         rows = rows_of((args, kwargs), layout.num_local)
         if rows is None and combination is not None and layout.num_replicas > 1:

@@ -15,7 +15,7 @@ from strategies.topology.cluster import Cluster
 from strategies.topology.mesh import DeviceMesh
 from strategies.topology.sharding import ShardingGroups, sharding_groups
 
-#: The state that is sharded over the data axis; None for nothing.
+#: The state that is sharded over the data axis; None if nothing is.
 Sharded = Literal["optimizer", "gradients", "weights"] | None
 
 _logger = logging.getLogger(__name__)

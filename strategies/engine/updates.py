@@ -22,7 +22,7 @@ from strategies.replica.parts import ReplicaParts
 
 
 class Updates:
-    """Runs updates on the devices of the local replicas: at once, or when the reductions to fuse with them are known.
+    """Runs updates on the devices of the local replicas: at once, or later, with other reductions fused into them.
 
     Args:
         parts: the parts of a replica.

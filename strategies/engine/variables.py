@@ -44,7 +44,7 @@ def reading_totals(totals: Iterable[tuple[MetricVariable, tf.Tensor]]) -> Iterat
 
 
 def holds_totals() -> bool:
-    """True inside :func:`reading_totals`."""
+    """Returns True inside :func:`reading_totals`."""
     return _totals.get() is not None
 
 

@@ -36,7 +36,7 @@ class SecondsWaited:
             that this package does not split: ``distribute_datasets_from_function`` in a single process.
         communication: the time from the last gradient of this process' replicas to the last sum over all replicas: the
             communication that the backward pass did not hide, and waiting for slower replicas. 0 if there is one
-            replica only; None as long as no step was traced since :func:`measure_communication`.
+            replica only; None until a step has been traced after :func:`measure_communication`.
 
     On GPUs (not measured) a batch is requested when the step before is queued, so the GPU may still be busy.
 
@@ -56,7 +56,7 @@ class SecondsWaited:
 def seconds_waited(strategy: tf.distribute.Strategy) -> SecondsWaited:
     """Returns how long this process has waited since `strategy` was made. Communicates with no other process.
 
-    Read it twice and subtract, to measure the time between. It costs less than 0.1 ms. After :func:`strategies.exact`
+    To measure an interval, call it twice and subtract. A call takes less than 0.1 ms. After :func:`strategies.exact`
     nothing is measured, and all times are 0.
 
     Raises:
@@ -124,8 +124,8 @@ class Waits:
     def clocked(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
         """Returns ``dataset`` with a last stage that measures the waiting time for each element.
 
-        Elements, their types, number and order, and how far TensorFlow reads ahead do not change. The stage itself runs
-        when an element is requested, in the caller's thread, so there must be no prefetch after it.
+        The elements, their types, number and order do not change, nor does how far TensorFlow reads ahead. The stage
+        itself runs when an element is requested, in the caller's thread, so there must be no prefetch after it.
         """
         if getattr(dataset, "_clocked_by", None) is self:
             return dataset
@@ -233,7 +233,7 @@ def _joined(ops: Sequence[tf.Operation]) -> list[tf.Operation]:
 
 
 def _would_be_prefetched(dataset: tf.data.Dataset) -> bool:
-    """True if TensorFlow would append a prefetch (``inject_prefetch``), since the last stage does not read ahead."""
+    """Returns True if TensorFlow would append a prefetch (``inject_prefetch``): the last stage does not read ahead."""
     options = dataset.options()
     if options.autotune.enabled is False or options.experimental_optimization.inject_prefetch is False:
         return False

@@ -174,12 +174,12 @@ def _largest_load(num_bytes: Sequence[int], num_owners: int) -> int:
 
 
 def is_small(num_bytes: int, unit_bytes: int) -> bool:
-    """True for a weight that is gathered together with other small weights and stays until the step's end."""
+    """Returns True for a weight that is gathered together with other small weights and stays until the step's end."""
     return num_bytes <= _SMALL * unit_bytes
 
 
 def has_room(used: int, num_bytes: int, unit_bytes: int) -> bool:
-    """True if a unit of `used` bytes has room for a weight of `num_bytes`."""
+    """Returns True if a unit of `used` bytes has room for a weight of `num_bytes`."""
     return used + num_bytes <= unit_bytes
 
 

@@ -26,7 +26,7 @@ _NOTHING = object()
 
 @dataclasses.dataclass
 class _Attribute:
-    """One attribute of one object: its value before the step and, while its replica is stopped, the replica's value."""
+    """One attribute of one object: its value before the step, and the replica's value while the replica is stopped."""
 
     owner: Any
     name: str
@@ -82,7 +82,7 @@ class ReplicaAttributes:
 
 
 def current() -> ReplicaAttributes | None:
-    """Returns the attributes of the replica that this thread runs; None without one, or if the process has only one."""
+    """Returns the attributes of this thread's replica; None without a replica, or if the process has only one."""
     return _running.get()
 
 

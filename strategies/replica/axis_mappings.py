@@ -1,9 +1,9 @@
 """Mappings of a tensor between the processes along a mesh axis, forward and backward.
 
-The processes of one replica run the same computations on whatever is not split: a tensor that all of them have has the
-same gradient on all. So the mappings are not the adjoints over all processes, as in `Collectives`, but those of
-Megatron-LM: a sum passes its gradient on unchanged, and a tensor that is copied to all processes gets the sum of their
-gradients. The mappings form pairs, each of which is the other's gradient.
+The processes of one replica run the same computations on everything that is not split, so a replicated tensor has the
+same gradient on all of them. The mappings are therefore not the adjoints over all processes, as in `Collectives`, but
+those of Megatron-LM: a sum passes its gradient on unchanged, and a tensor that is copied to all processes gets the sum
+of their gradients. The mappings form pairs, each of which is the other's gradient.
 
 The contract is tested in ``tests/strategies/processes/spanning_tensor.py``.
 
@@ -48,11 +48,11 @@ class AxisMappings:
         self._device = collectives.mesh.devices[collectives.local_indices[0]]
 
     def copied(self, value: tf.Tensor) -> tf.Tensor:
-        """Returns a tensor that all have, for computations that differ. Gradient: all gradients, :meth:`summed`."""
+        """Passes a replicated tensor to computations that differ. Gradient: the sum of theirs, :meth:`summed`."""
         return self._mapped(value, tf.identity, self.summed)
 
     def summed(self, value: tf.Tensor) -> tf.Tensor:
-        """Returns the sum of the processes' tensors. Gradient: the same on all of them, :meth:`copied`."""
+        """Returns the sum of the processes' tensors. Gradient: passed on unchanged, :meth:`copied`."""
 
         def total(own: tf.Tensor) -> tf.Tensor:
             return self._collectives.all_reduce([own], self._axis, differentiable=False)[0]
@@ -60,14 +60,14 @@ class AxisMappings:
         return self._mapped(value, tf.identity if in_shapes_only() else total, self.copied)
 
     def part(self, value: tf.Tensor, dim: int, bounds: Bounds) -> tf.Tensor:
-        """Returns this process' part of a tensor that all have. Gradient: the parts' gradients, :meth:`joined`."""
+        """Returns this process' part of a replicated tensor. Gradient: the parts' gradients, :meth:`joined`."""
         start, end = bounds[self.position], bounds[self.position + 1]
         return self._mapped(
             value, lambda whole: _slice(whole, dim, start, end), lambda upstream: self.joined(upstream, dim, bounds)
         )
 
     def joined(self, value: tf.Tensor, dim: int, bounds: Bounds) -> tf.Tensor:
-        """Returns all processes' parts, joined. Gradient: the :meth:`part` of the whole gradient, which all have."""
+        """Returns all processes' parts, joined. Gradient: this process' :meth:`part` of the replicated gradient."""
         return self._mapped(
             value,
             lambda own: self._all_gather(own, dim, bounds),
@@ -75,7 +75,7 @@ class AxisMappings:
         )
 
     def gathered(self, value: tf.Tensor, dim: int, bounds: Bounds) -> tf.Tensor:
-        """Returns all parts, joined, for computations that differ. Gradient: all gradients, :meth:`scattered`."""
+        """Joins all parts, for computations that differ. Gradient: part of the gradients' sum, :meth:`scattered`."""
         return self._mapped(
             value,
             lambda own: self._all_gather(own, dim, bounds),
@@ -158,7 +158,7 @@ def _padded(value: tf.Tensor, dim: int, more: Any, size: Any) -> tf.Tensor:
 
 
 def _zeros_of_size(value: tf.Tensor, dim: int, size: Any) -> tf.Tensor:
-    """Returns zeros in the shape of `value`, but of another size along `dim`: only their shape is used."""
+    """Returns zeros in the shape of `value` with another size along `dim`; only their shape is used."""
     shape = tf.concat([tf.shape(value)[:dim], [size], tf.shape(value)[dim + 1 :]], 0)
     return _with_size(tf.zeros(shape, value.dtype), value, dim, size if isinstance(size, int) else None)
 

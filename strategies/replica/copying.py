@@ -1,4 +1,4 @@
-"""Copies the value of one weight to another, without reading a value that is not drawn yet.
+"""Copies the value of one weight to another, without drawing a value that is still deferred.
 
 Its contract is tested in ``tests/strategies/processes/spanning_files.py``.
 """
@@ -43,7 +43,7 @@ def copy_value(source: Any, target: Any) -> None:
 
 
 def _placed(weight: Any) -> Any:
-    """Returns the sharded variable that a weight is made of (it knows its draw) if a replica spans processes."""
+    """Returns a weight's sharded variable, which has its draw function, if a replica spans processes; else `weight`."""
     variable = weight.distributed() if isinstance(weight, WholeOfSlices) and weight.distributed is not None else None
     return variable if variable is not None and spans_processes(variable) else weight
 
@@ -58,7 +58,7 @@ def _cut_alike(source: Any, target: Any) -> bool:
 
 
 def _is_local(source: Any, parts: Sequence[Any]) -> bool:
-    """True if every process that owns one of the parts owns the source. The result is the same on all processes."""
+    """Returns True if every owner of one of the parts also owns the source. The result is the same on all processes."""
     if isinstance(source, SplitWeight) or not spans_processes(source):
         return False
     known = set(owners_of(source))

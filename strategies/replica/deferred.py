@@ -1,9 +1,9 @@
 """Variables without memory: remote ones, which other processes own, and deferred ones, which are drawn on first use.
 
-Where a replica spans processes, all of them make the same model, so that each can show all of it, but each holds only
-its own part. A variable at coordinates where this process owns no part is a `RemoteVariable`: it has a shape and a
-dtype, can be traced, and has no value. A model that is made before it is split, or cut into stages, has no coordinates
-yet: its weights are `DeferredVariable`, drawn when something reads them. Usually nothing does, because copies that have
+Where a replica spans processes, each process makes the whole model, so that it can show all of it, but holds only its
+own part. A variable at coordinates where this process owns no part is a `RemoteVariable`: it has a shape and a dtype,
+can be traced, and has no value. A model that is made before it is split, or cut into stages, has no coordinates yet:
+its weights are `DeferredVariable`, drawn when something reads them. Usually nothing does, because copies that have
 coordinates are drawn instead.
 """
 
@@ -87,11 +87,11 @@ class DeferredVariable(UninitializedVariable):
 
     @property
     def device(self) -> str:
-        """The device; the value is not drawn for it."""
+        """The device; reading it does not draw the value."""
         return str(self._handle.device)
 
     def forget(self, draw: Callable[[], Any]) -> None:
-        """Frees the memory of the value; ``draw`` returns it when it is read again."""
+        """Frees the memory of the value; the next read calls ``draw``."""
         empty = tf.zeros([0], self.dtype)
         tf.raw_ops.AssignVariableOp(resource=self._handle, value=empty, validate_shape=False)
         self.draw = draw
@@ -106,7 +106,7 @@ class DeferredVariable(UninitializedVariable):
         return self
 
     def _fill(self, value: Any) -> None:
-        """Sets a variable that has no value, or an empty one of another shape."""
+        """Sets a variable that has no value yet, or an empty value of another shape."""
         tensor = tf.cast(value, self.dtype)
         if not self.shape.is_compatible_with(tensor.shape):
             raise ValueError(f"{self.name!r} has shape {self.shape}. Received: a value of shape {tensor.shape}.")
@@ -130,7 +130,7 @@ def drawn_for_now(variables: Iterable[Any]) -> Iterator[None]:
 
 
 def draw_of(variable: Any) -> Callable[[], Any] | None:
-    """Returns the draw of a deferred variable of Keras or TensorFlow, of the whole if sharded; None if it is drawn."""
+    """Returns a deferred variable's draw function, of the whole value if it is sharded; None if it is drawn."""
     component = component_of(variable)
     if not isinstance(component, DeferredVariable) or component.draw is None:
         return None
@@ -139,7 +139,7 @@ def draw_of(variable: Any) -> Callable[[], Any] | None:
 
 
 def draw_by(variable: Any, draw: Callable[[], Any]) -> None:
-    """Replaces the draw of a deferred variable by ``draw``, which returns the whole value also if it is sharded."""
+    """Replaces a deferred variable's draw function by ``draw``, which returns the whole value even if it is sharded."""
     component = component_of(variable)
     like = component.draw
     component.draw = dataclasses.replace(like, whole=draw) if isinstance(like, RangeDraw) else draw
@@ -164,7 +164,7 @@ class RangeDraw:
 
 
 def peek(variable: Any) -> Any:
-    """Returns the value of a Keras or TensorFlow variable; a deferred one is drawn for it, and stays deferred."""
+    """Returns the value of a Keras or TensorFlow variable; a deferred variable stays deferred."""
     component, draw = component_of(variable), draw_of(variable)
     if draw is not None:
         with tf.init_scope(), in_place():
@@ -173,7 +173,7 @@ def peek(variable: Any) -> Any:
 
 
 def is_remote(variable: Any) -> bool:
-    """True if other processes own a Keras or TensorFlow variable, and this one does not."""
+    """Returns True if other processes own a Keras or TensorFlow variable, and this one does not."""
     return isinstance(component_of(variable), RemoteVariable)
 
 
@@ -187,7 +187,7 @@ def component_of(variable: Any) -> Any:
 
 
 def in_shapes_only() -> bool:
-    """True inside a graph that only infers shapes and never runs."""
+    """Returns True inside a graph that only infers shapes and never runs."""
     graph = tf.compat.v1.get_default_graph()
     while getattr(graph, "building_function", False):
         if str(getattr(graph, "name", "")).startswith(SHAPES_ONLY):

@@ -1,4 +1,4 @@
-"""Draws random initial values in the weight's own memory, without the copies that eager arithmetic holds.
+"""Draws random initial values in the weight's own memory, without the copies that eager arithmetic makes.
 
 ``mean + stddev * draw``, run eagerly, holds three arrays of the weight's size at once. In a traced function each
 operation reuses the memory of its input. The numbers are the same, since the same kernels draw and compute them.
@@ -39,7 +39,7 @@ def in_place() -> Iterator[None]:
 
 
 def is_in_place(shape: Sequence[Any], dtype: tf.DType) -> bool:
-    """True if a value of this shape is to be drawn by :func:`draw`."""
+    """Returns True if a value of this shape is to be drawn by :func:`draw`."""
     return (
         _in_place.get()
         and tf.executing_eagerly()

@@ -18,7 +18,7 @@ class Driver(Protocol):
         """Returns the value on the variable's first owner, as a tensor."""
 
     def slices(self, component: Any) -> Iterator[Any]:
-        """Yields that value in flat slices. The other processes send all of them, whether they are taken or not."""
+        """Yields the value in flat slices. The owner sends all slices, even if the caller stops early."""
 
     def assign(self, component: Any, value: Any) -> None:
         """Sets the variable on all processes that own it, to a tensor or a ``StoredArray``."""

@@ -1,7 +1,7 @@
 """Sends the value of a variable that only some processes own to all processes, in one message for each slice.
 
 All processes call these functions, with the same variables in the same order. A process holds at most the one value
-that it asked for; of a value that is written to a file it holds one small slice at a time.
+that it requested; while a value is written to a file, it holds one small slice at a time.
 
 Its contract is tested in ``tests/strategies/processes/spanning_files.py``.
 """
@@ -26,7 +26,7 @@ from strategies.replica.stored_array import StoredArray
 def fetched(variable: Any) -> np.ndarray:
     """Returns the value of a Keras or TensorFlow variable. It is a collective if only some processes own the variable.
 
-    If this process drives the others, which serve it, it alone calls this.
+    If this process drives the others, it alone calls this, and the others serve its request.
     """
     if not spans_processes(variable):
         return np.asarray(variable.numpy())
@@ -104,7 +104,7 @@ def _range(value: Any, begin: int, end: int, dtype: tf.DType) -> tf.Tensor:
 
 
 def drop(parts: Iterable[tf.Tensor]) -> None:
-    """Takes all slices and drops them: other processes need them, and sending them is a collective."""
+    """Takes part in sending all slices, which is a collective, and drops them."""
     for _ in parts:
         pass
 
@@ -139,7 +139,7 @@ def take(variable: Any, value: Iterable[tf.Tensor] | StoredArray) -> None:
 
     Args:
         variable: a variable with one component.
-        value: flat slices of the value, or the array that they are read from; they must not come from the variable.
+        value: flat slices of the value, or the array to read them from; they must not be read from the variable itself.
     """
     shape, dtype = tf.TensorShape(variable.shape), tf.as_dtype(variable.dtype)
     component = component_of(variable)

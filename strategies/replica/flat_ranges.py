@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-#: The bytes held at a time: enough for latency not to matter, few compared with a weight that is worth splitting.
+#: The bytes held at a time: enough to make latency negligible, few compared with a weight that is worth splitting.
 SLICE_BYTES = 4 * 2**20
 
 Box = tuple[slice, ...]

@@ -1,15 +1,15 @@
 """Keeps the Python functions that graphs call for as long as the graphs exist, and no longer.
 
-TensorFlow keeps two kinds of them until the process ends. They refer to tensors, and so keep all operations of every
-step that was ever traced: several megabytes for each model that was made, trained and dropped.
+TensorFlow keeps two kinds of these functions until the process ends. They refer to tensors, and so keep all operations
+of every step that was ever traced: several megabytes for each model that was made, trained and dropped.
 
 * The gradients of ``tf.custom_gradient`` in a graph, which Keras' crossentropies use, are in a registry, each under its
   own name, and are never removed. They are looked up by that name when the gradient of an already traced function is
   made, or when the function is saved. Here the registry refers to them weakly.
 * ``tf.numpy_function`` stores its function in the outermost graph, which is the process' own.
 
-Each function is held by the graph that is being traced and by the graphs around it: an inner graph may be freed, and
-be made again from its definition, while the outer one still needs its gradient. Graphs of strategies of other packages,
+Here each function is held by the graph that is being traced and by the graphs around it: an inner graph may be freed
+and rebuilt from its definition while the outer one still needs its gradient. Graphs of strategies of other packages,
 and graphs made without a strategy, are left alone.
 """
 

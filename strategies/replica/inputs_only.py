@@ -1,4 +1,4 @@
-"""Extracts results that depend only on the inputs of a computation, such as masks, which usually need no weights.
+"""Computes results that depend only on the inputs of a computation: masks, for example, usually need no weights.
 
 Its contract is tested in ``tests/strategies/processes/spanning_pipe.py``.
 """

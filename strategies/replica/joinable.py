@@ -1,4 +1,4 @@
-"""Micro-batches that a pipeline can join again, for a loss that looks at all rows of a replica at once.
+"""Micro-batches that a pipeline can concatenate again, for a loss that looks at all rows of a replica at once.
 
 Under GPipe's schedule all micro-batches run forward before the first backward pass begins, so a loss that is neither a
 sum nor a mean over rows can be computed once, from all of them.
@@ -46,7 +46,7 @@ def check_needs_no_others() -> None:
     """Checks that a loss that looks at several rows has all rows of the replica.
 
     Raises:
-        NeedsAllMicrobatchesError: it has one of several micro-batches, which the caller can join.
+        NeedsAllMicrobatchesError: it has only one of several micro-batches, which the caller can join.
     """
     if _are_joinable.get() and shares.num_microbatches() > 1:
         raise NeedsAllMicrobatchesError

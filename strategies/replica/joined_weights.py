@@ -22,7 +22,7 @@ def joined_weight(
     """Returns a whole weight, on the first device. The gradient of each shard is its part, on the shard's device.
 
     Args:
-        weight: a weight that has its shards.
+        weight: a weight that already has all of its shards.
         owned: the numbers of the shards that this process owns.
         devices: the devices of these shards.
         between: joins this process to the owners of other shards; None if there are none, or only shapes matter.

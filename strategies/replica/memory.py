@@ -18,7 +18,7 @@ def bytes_per_device(variables: Iterable[Any]) -> dict[str, int]:
 
     Args:
         variables: Keras or TensorFlow variables. Each copy of a mirrored variable counts on its device. Variables of
-            other processes count nothing; deferred ones count in full.
+            other processes count as 0 bytes; deferred ones count in full.
 
     Returns:
         Bytes by device, such as ``"GPU:0"``, in the order of the names.
@@ -38,7 +38,7 @@ def gathered_bytes_per_device(variables: Iterable[Any], *, all_stay: bool = Fals
     """Returns the peak bytes of gathered weights on each device of this process, in addition to their shards.
 
     Args:
-        variables: Keras variables in the order of their use; those that are not gathered count nothing.
+        variables: Keras variables in the order of their use; those that are not gathered count as 0 bytes.
         all_stay: True if weights, once gathered, stay until the step's end.
     """
     values = [each.value for each in variables if not getattr(each.value, "has_own_rows", False)]

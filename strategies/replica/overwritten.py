@@ -26,7 +26,7 @@ def note_owner(variable: Any, owner: Any) -> None:
 
 
 def is_overwritten(variable: Any) -> bool:
-    """True if a Keras or TensorFlow variable, or the variable of a slice, is replaced by its gradient."""
+    """Returns True if a Keras or TensorFlow variable, or the variable of a slice, is replaced by its gradient."""
     return bool(getattr(_owner_of(variable), "overwrite_with_gradient", False))
 
 

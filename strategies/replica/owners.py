@@ -43,7 +43,7 @@ def coordinates_of(variable: Any) -> Coordinates:
 
 
 def spans_processes(variable: Any) -> bool:
-    """True if a Keras or TensorFlow variable was made where each process owns only some of the variables."""
+    """Returns True if a Keras or TensorFlow variable was made where each process owns only some of the variables."""
     return _COORDINATES in _notes(variable)
 
 
@@ -69,7 +69,7 @@ def first_owner(parts: ReplicaParts, coordinates: Coordinates) -> int:
 
 
 def is_first_owner(parts: ReplicaParts, variable: Any, axes: Collection[str] = ("pipe", "tensor")) -> bool:
-    """True on exactly one of the owners of a variable along `axes`, so that a sum over them counts it once."""
+    """Returns True on exactly one of a variable's owners along `axes`, so that a sum over the owners counts it once."""
     coordinates = coordinates_of(variable)
     local_part = parts.local_part(coordinates)
     if local_part is None:
@@ -82,7 +82,7 @@ def is_first_owner(parts: ReplicaParts, variable: Any, axes: Collection[str] = (
 
 
 def is_owned(variable: Any) -> bool:
-    """True if this process owns a variable, or a shard of a split weight."""
+    """Returns True if this process owns a variable, or a shard of a split weight."""
     return any(not is_remote(shard) for shard in _shards(variable) or [variable])
 
 

@@ -112,7 +112,7 @@ class ReplicaParts:
         return self.mesh.ranks[part]
 
     def crosses(self, axis: str) -> bool:
-        """True if the parts along `axis` belong to several processes."""
+        """Returns True if the parts along `axis` belong to several processes."""
         return axis in self.groups.model
 
     def between(self, axis: str) -> AxisMappings | None:
@@ -132,7 +132,7 @@ class ReplicaParts:
         return self.groups.spans_processes
 
     def is_at(self, part: int, coordinates: Coordinates) -> bool:
-        """True if a part is at these coordinates."""
+        """Returns True if a part is at these coordinates."""
         return all(self.mesh.position(part, axis) in positions for axis, positions in coordinates.items())
 
     # ---- devices
@@ -244,10 +244,10 @@ class ReplicaParts:
             function: takes tensors, returns tensors.
             variables: the TensorFlow variables that `function` reads and whose gradients may be asked for.
             recompute: recomputes `function` in the backward pass, so that its intermediate tensors are not held until
-                then: a function that returns the state which changes with each call, such as the seeds of draws, as
-                tensors, called before the computation; and one that takes the state as a list, and the inputs, returns
-                the outputs, and has no side effects.
-            in_line: if False, both passes stay functions in the graph, whose ops exist once, however often called.
+                then. Two functions: the first, called before the computation, returns as tensors the state that changes
+                with each call, such as seeds; the second takes this state as a list, and the inputs, returns the
+                outputs, and has no side effects.
+            in_line: if False, both passes are functions in the graph, whose ops exist once for any number of calls.
             reshard: sharded weights are gathered for each pass and freed after it. Both passes are functions then.
                 Without sharded weights it has no effect.
             sums: gradients of variables are terms of sums, which are rounded as one device rounds the sum.
@@ -256,7 +256,7 @@ class ReplicaParts:
         return Passes(lambda: self.on(part), function, variables, recomputation, in_line, reshard, sums)
 
     def traced(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Returns `function`, of tensors, as one function in a graph, traced once for each set of shapes.
+        """Returns `function`, which takes tensors, as a graph function that is traced once for each set of shapes.
 
         When it is called eagerly, TensorFlow's threads launch its ops, not Python.
         """
@@ -264,7 +264,7 @@ class ReplicaParts:
         return traced
 
     def in_graph(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Returns `function`, of tensors, so that it runs in a graph also when it is called eagerly."""
+        """Wraps `function`, which takes tensors, so that eager calls run in a graph, too."""
         traced = self.traced(function)
         return lambda *tensors: traced(*tensors) if tf.executing_eagerly() else function(*tensors)
 
@@ -284,8 +284,7 @@ class ReplicaParts:
             function()
             return np.float32(0)
 
-        # One element of each: without data edges, TensorFlow would drop the edges, or not wait for an asynchronous
-        # device.
+        # Takes one element of each: TensorFlow would drop edges without data, or not wait for an asynchronous device.
         firsts = [tf.reshape(value, [-1])[:1] for value in after if not isinstance(value, tf.IndexedSlices)]
         with tf.device("CPU:0"), numpy_functions_held():
             # Not stateful, since TensorFlow makes stateful calls wait for each other.
@@ -366,19 +365,19 @@ class ReplicaParts:
         share = shares.current()
         index = context.replica_id_in_sync_group if share is None else share.replica_id
         number = context.num_replicas_in_sync
-        # A sum to which each replica contributes one row: an all-gather of so few numbers is not faster.
+        # A sum to which each replica contributes one row: for a few numbers, an all-gather is not faster.
         own = tf.reshape(tf.one_hot(index, number, dtype=value.dtype), [number, *[1] * len(value.shape)])
         every = self.sum_over_replicas(own * _own_rows_or_zeros(value)[None])
         return tf.reduce_sum(every[:index], axis=0)
 
     def run(self, part: int, function: Callable[..., Any], *inputs: Any) -> Any:
-        """Returns ``function(*inputs)``. It is computed on the device of `part`, and so is its gradient.
+        """Returns ``function(*inputs)``, computed on the device of `part`, as is its gradient.
 
         Args:
             part: one of this replica's parts.
             function: takes the tensors, returns one or a list; must be differentiable in floating-point ones.
-            inputs: tensors, or variables, which are read on the device of `part`. Whatever else `function` reads gets
-                no gradient.
+            inputs: tensors, or variables, which are read on the device of `part`. Nothing else that `function` reads
+                gets a gradient.
         """
         if self.mesh.size == 1:
             return function(*(tf.convert_to_tensor(value) for value in inputs))

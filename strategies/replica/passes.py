@@ -17,9 +17,9 @@ from strategies.replica.rounding import unrounded
 from strategies.replica.slices import accumulated
 from strategies.replica.traced_passes import TracedPasses, is_floating
 
-#: Takes a gradient, or None, for each output, tensors to wait for, and totals, to which the gradients of the variables
-#: are added; None, for all or for one of them, counts as zero. Returns the gradients of the inputs, and the totals,
-#: each None if there is none. Call it at most once.
+#: Takes a gradient, or None, for each output; tensors to wait for; and totals, to which the gradients of the variables
+#: are added. None, instead of all totals or of one, counts as zero. Returns the gradients of the inputs, and the
+#: totals; each is None if there is none. Call it at most once.
 Vjp = Callable[..., tuple[list[Any], list[Any]]]
 
 
@@ -27,12 +27,12 @@ _differentiates: contextvars.ContextVar[bool] = contextvars.ContextVar("keras_st
 
 
 def differentiates_passes() -> bool:
-    """True while a :class:`Passes` is differentiated; more forward passes may follow."""
+    """Returns True while a :class:`Passes` is differentiated; more forward passes may follow."""
     return _differentiates.get()
 
 
 class Recompute(NamedTuple):
-    """The recompute of a computation in its backward pass, so that its intermediate tensors are not held until then.
+    """Recomputation in the backward pass, so that intermediate tensors are not held until then.
 
     Attributes:
         state: returns the state that changes with each call, such as the seeds of random draws, as tensors. Called
@@ -47,7 +47,7 @@ class Recompute(NamedTuple):
     hold: Callable[[Sequence[Any]], Callable[[Sequence[Any]], Sequence[Any]]] | None = None
 
 
-#: Takes gradients of outputs, None for those not wanted, totals, and tensors to wait for before weights are gathered.
+#: Takes gradients of outputs (None where not wanted), totals, and tensors to wait for before weights are gathered.
 #: Returns gradients of inputs, and the totals.
 _Differentiate = Callable[[Sequence[Any], Sequence[Any], Sequence[Any]], tuple[list[Any], list[Any]]]
 
@@ -64,7 +64,7 @@ class Passes:
             execution there is no graph, and both are in line.
         reshard: sharded weights are gathered for each pass, after the tensors for which it waits, and freed after it.
             Both passes are functions then. Without sharded weights it has no effect.
-        sums: gradients of variables are terms of sums: rounded ones are returned as before rounding (see `rounding`).
+        sums: gradients of variables are terms of sums, so they are returned unrounded (see `rounding`).
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class Passes:
     def held_bytes(self, inputs: Sequence[Any]) -> int:
         """Returns the bytes that a call on such inputs keeps alive: outputs, and tensors that the backward pass needs.
 
-        The passes are traced for it, but not run. Tensors of unknown shape count nothing.
+        To find them, the passes are traced, but not run. Tensors of unknown shape count as 0 bytes.
         """
         return self._trace(tuple(tf.TensorSpec(value.shape, value.dtype) for value in inputs)).held_bytes
 
@@ -182,7 +182,7 @@ class Passes:
         return [*input_gradients, *variable_gradients]
 
     def _call(self, inputs: Sequence[Any], after: Sequence[Any]) -> tuple[list[Any], _Differentiate]:
-        """Does the same as `_forward`, by functions in the graph."""
+        """Does the same as `_forward`, with functions in the graph."""
         specs = tuple(tf.TensorSpec(value.shape, value.dtype) for value in inputs)
         traced = self._trace(specs)
         outputs, kept = traced.call(inputs, after)

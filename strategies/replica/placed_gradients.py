@@ -19,14 +19,14 @@ def compute_on(device: str, function: Callable[..., Any], inputs: Sequence[Any])
 
     ``tf.custom_gradient`` is not used. In a graph it registers the gradient with the graph, and the gradient needs the
     tape of the forward pass: a cycle through TensorFlow's C++ tape, which Python's garbage collector does not see, so
-    that no traced graph would ever be freed. Here only the tapes that record the computation hold it. Whoever
-    differentiates the graph without a tape, as TensorFlow does with the body of a loop, finds the ops of `function`
-    themselves: the same numbers, on a device of TensorFlow's choice.
+    that no traced graph would ever be freed. Here only the tapes that record the computation hold the gradient. Code
+    that differentiates the graph without a tape, as TensorFlow does with the body of a loop, differentiates the ops of
+    `function` themselves: the numbers are the same, on a device of TensorFlow's choice.
 
     Args:
         device: the device's name.
         function: takes the tensors; returns a nest of tensors.
-        inputs: tensors, or variables, which are read on the device. Whatever else `function` reads gets no gradient.
+        inputs: tensors, or variables, which are read on the device. Nothing else that `function` reads gets a gradient.
     """
     with tf.device(device):
         tensors = [tf.convert_to_tensor(value) for value in inputs]

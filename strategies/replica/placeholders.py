@@ -1,8 +1,8 @@
 """Placeholders for sharded weights in functions that gather the weights on each call and free them afterwards.
 
-A function in a graph captures the tensors that it reads, once, when it is traced. In place of sharded weights it
-captures placeholders, which nothing computes, and each call replaces them by weights that are gathered for that call:
-no two calls hold the same tensors.
+A function in a graph captures the tensors that it reads, once, when it is traced. Instead of sharded weights, it
+captures placeholders, and each call replaces these by weights that are gathered for that call: no two calls hold the
+same tensors.
 
 Tested in ``tests/keras_ext/pipeline/test_resharding.py`` and ``tests/strategies/sharding/test_backward_gathers.py``.
 
@@ -74,7 +74,7 @@ class Placeholders:
         return self._made[id(variable)].tensor
 
     def gathered(self, captured: Iterable[Any], after: Sequence[Any]) -> dict[int, tf.Tensor]:
-        """Gathers the weights that a call needs, after some tensors; returns them by the `id` of their placeholders.
+        """Gathers the weights that a call needs, after some tensors; returns them by their placeholders' `id`s.
 
         Args:
             captured: the tensors that the called function captures, placeholders among them.
@@ -93,7 +93,7 @@ class Placeholders:
         return found
 
     def includes(self, value: Any) -> bool:
-        """True if a tensor is one of the placeholders."""
+        """Returns True if a tensor is one of the placeholders."""
         return any(each.tensor is value for each in self._made.values())
 
 
@@ -114,7 +114,7 @@ class DerivedCapture:
 
     @classmethod
     def from_tensor(cls, value: Any, from_outside: dict[int, Any]) -> DerivedCapture | None:
-        """Returns how a tensor is computed from a captured one; None if it needs more than cheap ops and constants.
+        """Returns the derivation of a tensor from a captured one; None if it needs more than cheap ops and constants.
 
         Args:
             value: a tensor of the body of a function.

@@ -42,7 +42,7 @@ class _OnHost:
         self._fetched: list[Any] | None = None
 
     def fetch(self, after: Sequence[Any]) -> list[Any]:
-        """Copies the tensors back to their device, after the tensors of the first call; later calls return the same."""
+        """Copies the tensors back to their device, after the given tensors; later calls return the same copies."""
         if self._fetched is None:
             self._fetched = []
             for tensor, device in zip(self._waiting, self._devices, strict=True):
@@ -52,7 +52,7 @@ class _OnHost:
 
 
 def _on_host(replica: int, inputs: Sequence[Any]) -> Callable[[Sequence[Any]], list[Any]]:
-    """Offloads inputs to the host; returns a function that fetches them, and prefetches those of the call before."""
+    """Offloads inputs to the host; returns a function that fetches them, and prefetches those of the previous call."""
     # An attribute of the graph, to be freed with it: the tensors refer to the graph.
     graph = tf.compat.v1.get_default_graph()
     by_replica: dict[int, list[_OnHost]] = getattr(graph, _ON_HOST, {})
@@ -71,7 +71,7 @@ def _on_host(replica: int, inputs: Sequence[Any]) -> Callable[[Sequence[Any]], l
 
 
 def may_recompute(values: Sequence[Any]) -> bool:
-    """True in a graph, such as a training step's, in which a tape may record computations on ``values``.
+    """Returns True in a graph, such as a training step's, in which a tape may record computations on ``values``.
 
     It is False if one of them is ragged or sparse: a function would get its component tensors.
     """
@@ -84,7 +84,7 @@ def check_seeded() -> None:
     """Refuses a draw from Keras' global generator in a recomputed computation: its state belongs to no layer.
 
     Raises:
-        ValueError: the present computation will be recomputed.
+        ValueError: the current computation will be recomputed.
     """
     if _recomputes.get():
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Tensors whose gradients are refused: they came from other processes, in messages that have no gradient.
+"""Tensors whose gradients are refused, because they came from other processes, in messages without a gradient.
 
 TensorFlow would find no gradient, report it on some processes and silently ignore it on others. A gradient that is
 refused here is refused on all of them, whatever each has computed itself.
@@ -41,8 +41,8 @@ def refuse_gradients(
 ) -> list[Any]:
     """Returns tensors with the values of ``tensors``, which refuse to be differentiated.
 
-    A ``ValueError`` with the message is raised where their gradient is taken with respect to one of the inputs or
-    variables, or to anything that an input depends on.
+    A ``ValueError`` with the message is raised if their gradient is taken with respect to one of the inputs or
+    variables, or to anything on which an input depends.
 
     Args:
         tensors: computed inside :func:`unrecorded`; those that are not floating-point are returned unchanged.
@@ -75,7 +75,7 @@ def _refused(tensors: Sequence[Any], inputs: Sequence[Any], variables: Sequence[
 def _refused_in_graph(
     tensors: Sequence[Any], inputs: Sequence[Any], variables: Sequence[Any], message: str
 ) -> list[Any]:
-    """Like `_refused`, also for later differentiation of the graph: the op depends on all sources, by empty tensors."""
+    """Does the same as `_refused`, also when the graph is differentiated later: the op depends on all sources."""
 
     def refused(function: Callable[..., Any]) -> Callable[..., Any]:
         return tf.custom_gradient(lambda *given: (function(*given), _raising(message)))

@@ -19,13 +19,13 @@ _ROUNDED = "_keras_strategies_rounded_to"
 
 
 def unrounded(gradient: Any, variable: Any, dependence: RowDependence) -> Any:
-    """Returns a gradient as it was before rounding; unchanged if it was not rounded, or if that is not known.
+    """Returns a gradient as it was before rounding; unchanged if it was not rounded, or if this is unknown.
 
     The variable records the dtype, too, since functions return other tensors than those made in them.
 
     Args:
         gradient: a tensor, slices or None.
-        variable: the variable that it is the gradient of.
+        variable: the variable to which the gradient belongs.
         dependence: knows the ops that made the gradient.
     """
     found, dtype = _before(gradient, dependence)

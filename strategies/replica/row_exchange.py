@@ -1,7 +1,7 @@
-"""Weights whose rows are sharded over replicas, each of which computes with its own rows: experts, and rows of tables.
+"""Weights whose rows are sharded over replicas, such as experts and tables; each replica computes with its own rows.
 
-The replicas of a group have their own rows of the batch, as along "data", and own some of the rows of a weight. An
-input for a row of the weight, such as a token for its expert, is sent to the replica that owns the row. That replica
+The replicas of a group have their own rows of the batch, as along "data", and each owns some of the rows of a weight.
+An input for a row of the weight, such as a token for its expert, is sent to the replica that owns the row. That replica
 computes, and sends the result back. Each direction is an all-to-all, whose gradient is the other direction.
 
 Within a process the parts are sent as they are. Between processes they are padded (see `row_blocks`).
@@ -29,7 +29,7 @@ from strategies.topology.sharding import ShardingGroups
 #: Computes with the experts that a replica owns: takes tokens sorted by expert, and the number of tokens of each.
 Compute = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 
-#: Tensors of each local replica of a group, the same number for each.
+#: For each local replica of a group, its tensors; equally many for each replica.
 _ReplicaTensors = Sequence[Sequence[tf.Tensor]]
 
 #: The axis over which the rows of new weights are sharded.
@@ -50,7 +50,7 @@ def sharded_rows(axis: Literal["data", "expert"]) -> Iterator[None]:
 
 
 def makes_sharded_rows(groups: ShardingGroups) -> bool:
-    """True inside :func:`sharded_rows` along "data", or along "expert" if these groups are along that axis."""
+    """Returns True inside :func:`sharded_rows` along "data", or along "expert" if these groups are along that axis."""
     return _making.get() == "data" or (_making.get() == "expert" and groups.shards_experts)
 
 
@@ -73,11 +73,11 @@ class RowExchange:
         self.is_expert_axis = groups.shards_experts
 
     def is_in_replica(self) -> bool:
-        """True where a replica computes with its own rows; elsewhere weights are whole."""
+        """Returns True where a replica computes with its own rows; elsewhere weights are whole."""
         return shares.current() is not None
 
     def has_rows_of(self, variables: Sequence[Any]) -> bool:
-        """True in a replica that owns only some of the rows of each of these Keras variables."""
+        """Returns True in a replica that owns only some of the rows of each of these Keras variables."""
         values = [tf_variable_of(variable) for variable in variables]
         return self.is_in_replica() and all(getattr(value, "has_own_rows", False) for value in values)
 
@@ -250,7 +250,7 @@ def permuted(value: tf.Tensor, order: tf.Tensor) -> tf.Tensor:
 
 
 def row_exchange(axis: Literal["data", "expert"]) -> RowExchange | None:
-    """Returns the exchange between the replicas along an axis that compute with their own rows of weights.
+    """Returns the exchange between replicas along an axis, each of which computes with its own rows of weights.
 
     Args:
         axis: "expert": None if the current strategy's mesh has no such axis. "data": the replicas that share the
@@ -272,7 +272,7 @@ def row_exchange(axis: Literal["data", "expert"]) -> RowExchange | None:
 
 
 def lie_on_replicas(variables: Iterable[Any]) -> bool:
-    """True if the rows of some of these Keras variables are sharded over replicas, so that using them is collective."""
+    """Returns True if rows of some of these Keras variables are sharded over replicas: using them is a collective."""
     return any(getattr(tf_variable_of(each), "has_own_rows", False) for each in variables)
 
 

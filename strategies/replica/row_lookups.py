@@ -1,4 +1,4 @@
-"""Looks up rows of a table that is sharded over replicas: indices go to the replicas that own them, rows come back.
+"""Looks up rows of a table sharded over replicas: indices are sent to the rows' owners, which send the rows back.
 
 An index that a replica looks up several times is sent once, and so is its row. Gradients are sent once for each lookup,
 since plain Keras' optimizers process each slice of a sparse gradient by itself (see `replica.slices`).

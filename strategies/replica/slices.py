@@ -3,16 +3,16 @@
 Keras' optimizers process each slice by itself: Adam squares them one by one, though two may belong to the same row of
 the table. So the number of slices matters. One device has one slice for each index:
 
-* an index that comes from the rows of the batch is looked up by one replica, which has its slice: the slices of all
+* an index that comes from the rows of the batch is looked up by one replica, which has its slice; the slices of all
   replicas are concatenated;
 * an index that does not, such as a position in a sequence, is looked up by all replicas, each of which has its part of
   the one slice: these are added;
-* an index that comes out of a ``Unique``, as in a product with a sparse matrix, has one slice on one device however
-  many rows have it: the slices of all replicas are added by index.
+* an index that comes out of a ``Unique``, as in a product with a sparse matrix, has one slice on one device, however
+  many rows contain it; the slices of all replicas are added by index.
 
 Each lookup has its own slices, even where several look up the same table. The gradient of a table that is used in other
-ways as well, such as a tied output, is a tensor, and is added as such. All this holds for the micro-batches of a batch
-as it does for replicas.
+ways as well, such as a tied output, is a tensor, and is added as such. All of this applies to the micro-batches of a
+batch, too.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def summed_by_index(slices: tf.IndexedSlices) -> tf.IndexedSlices:
 
 
 def accumulated(total: Any, gradient: Any, dependence: RowDependence) -> Any:
-    """Returns the sum of a gradient of earlier micro-batches and that of one more, which the same program made.
+    """Adds the gradient of one more micro-batch to that of the earlier ones; the same program computed both.
 
     Each is a tensor, slices, or None if there is no gradient.
     """
@@ -110,7 +110,7 @@ def accumulated(total: Any, gradient: Any, dependence: RowDependence) -> Any:
 
 
 def combine_lookups(parts: Sequence[Lookups]) -> Lookups:
-    """Returns the slices of a batch, given those of its parts, all of which the same program made."""
+    """Returns the slices of a batch, given those of its parts, which one program computed."""
     shared = [
         tf.IndexedSlices(sum_in_order(each.values for each in alike), alike[0].indices, alike[0].dense_shape)
         for alike in zip(*(part.shared for part in parts), strict=True)

@@ -56,8 +56,8 @@ class SplitWeight:
         self.sizes = tuple(sizes)
         #: Keras variables, in order along `dim`.
         self.shards: list[Any] = []
-        #: Takes "constraint" or "regularizer", and that of the whole weight; returns one for each shard. It is set by
-        #: the code that makes the shards.
+        #: Takes "constraint" or "regularizer", and the whole weight's object of this kind; returns one for each shard.
+        #: It is set by the code that makes the shards.
         self.parts_of_penalty: Callable[[str, Any], Sequence[Any]] | None = None
         self._penalties: dict[str, Any] = {"constraint": None, "regularizer": None}
         #: True if Keras casts the weight to the compute dtype where its layer uses it. Shards are cast by the layer.
@@ -83,9 +83,10 @@ class SplitWeight:
     def initializers_of_shards(
         self, initializer: Callable[..., Any], owned: Collection[int] | None = None
     ) -> list[Callable[..., tf.Tensor]]:
-        """Returns an initializer for each shard; together they make the value of `initializer` for the whole weight.
+        """Returns an initializer for each shard; together they return the value of `initializer` for the whole weight.
 
-        The whole is drawn once, on the host, and freed when the `owned` shards, all if None, have taken their parts.
+        The whole value is drawn once, on the host, and freed when all `owned` shards (None: all shards) have taken
+        their parts.
         """
         drawn: list[tf.Tensor] = []
         missing: set[int] = set()
@@ -194,7 +195,7 @@ class SplitWeight:
             return value.part(tuple(where))
         part = value[tuple(where)]
         if self.dim == 0 and tf.is_tensor(part) and tf.executing_eagerly():
-            # A slice of rows is a view, which would keep all of the value alive for as long as the shard.
+            # A slice of rows is a view, which would keep the whole value alive as long as the shard.
             return tf.raw_ops.DeepCopy(x=part)
         return part
 

@@ -3,7 +3,7 @@
 Both ends of a message trace it at the same entry of a table that all processes have, so that each sends what the other
 expects. Only the sender knows the shapes and dtypes: it broadcasts them once, while the function is traced.
 
-A send completes when the peer has posted its receive. So nothing waits for a send but the end of the function.
+A send completes when the peer has posted its receive. So only the end of the function waits for a send.
 
 Its contract is tested in ``tests/strategies/processes/spanning_pipe.py``.
 """

@@ -1,4 +1,4 @@
-"""An array in a file, of which each process reads what it needs, when it needs it."""
+"""An array in a file; each process reads only the parts that it needs, when it needs them."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from strategies.replica.flat_ranges import Box, boxes
 
 
 class StoredArray(np.lib.mixins.NDArrayOperatorsMixin):
-    """An array in place of the one that Keras reads from a file, which reads nothing until it is used.
+    """Replaces the array that Keras reads from a file; reads nothing until it is used.
 
     A variable that is set to it reads it range by range; a variable of other processes does not read it at all. All
-    other code sees an array, which is read each time that it is used.
+    other code sees an array, which is read each time it is used.
 
     Args:
         dataset: a dataset of h5py, or any object that has a shape and a dtype and is read by slices.

@@ -21,8 +21,8 @@ from strategies.replica.placeholders import DerivedCapture, Placeholders
 from strategies.replica.refused_gradients import recorded
 from strategies.replica.slices import Lookups, accumulated, side_by_side
 
-#: Takes inputs. Returns the outputs, and a function that takes their gradients, None for those not wanted, and returns
-#: the gradients of inputs and variables; it may be called several times.
+#: Takes inputs. Returns the outputs, and a function that takes their gradients (None where not wanted) and returns the
+#: gradients of inputs and variables; this function may be called several times.
 Record = Callable[[Sequence[Any]], tuple[list[Any], Callable[[Sequence[Any]], list[Any]]]]
 
 
@@ -64,7 +64,7 @@ class TracedPasses:
         self._scope = scope
         self._placeholders = placeholders
         self._variables = variables
-        # Keyed by which outputs have gradients: unused outputs have none, and pass none on.
+        # The keys say which outputs have gradients: unused outputs have none, and pass none on.
         self._backward: dict[tuple[bool, ...], _Backward] = {}
         self._nothings: dict[Any, tf.Tensor] = {}
 
@@ -145,9 +145,9 @@ class TracedPasses:
         ]
 
     def _nothing(self, variable: Any) -> tf.Tensor:
-        """Returns a dummy scalar in place of a total of slices, which is made outside; it is the same for all calls.
+        """Returns a dummy scalar, the same for all calls, in place of a total of slices, which the caller computes.
 
-        TensorFlow would make another function for each constant that the function is called with.
+        TensorFlow would make another function for each constant with which the function is called.
         """
         if variable.dtype not in self._nothings:
             self._nothings[variable.dtype] = tf.zeros((), variable.dtype)
@@ -272,15 +272,15 @@ def _sum_of(one: Any, other: Any) -> Any:
 
 
 def is_floating(value: Any) -> bool:
-    """True if a tensor may have a gradient."""
+    """Returns True if a tensor may have a gradient."""
     return bool(value.dtype.is_floating)
 
 
 def _has_own_memory(value: Any) -> bool:
-    """True if a tensor of a graph is neither a handle nor the value of a variable."""
+    """Returns True if a tensor of a graph is neither a handle nor the value of a variable."""
     return value.dtype not in (tf.resource, tf.variant) and value.op.type != "ReadVariableOp"
 
 
 def _is_made_in_graph(value: Any) -> bool:
-    """True if a tensor is the result of an op in a function, and neither its argument nor a capture."""
+    """Returns True if a tensor is the result of an op in a function, and neither its argument nor a capture."""
     return not hasattr(value, "numpy") and value.op.type != "Placeholder"

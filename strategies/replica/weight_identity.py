@@ -1,4 +1,4 @@
-"""The keys and names by which an optimizer knows a weight: those of one device, whatever the weight is made of.
+"""The keys and names by which an optimizer identifies a weight: those of one device, however the weight is stored.
 
 A program selects weights without decay, or with a learning rate of their own, by the variable or by a part of its name.
 Here the optimizer sees shards and slices of the weight, or the weight of a copy of the model, with other ids and names.
@@ -16,7 +16,7 @@ from strategies.replica.splitting import SplitWeight, weight_of
 from strategies.replica.weight_slices import WeightSlice
 
 _ORIGINALS = "_keras_strategies_originals"
-#: Of a copy: the name of the original's variable of TensorFlow.
+#: The attribute of a copy with the name of the original's TensorFlow variable.
 _ORIGINAL_NAME = "_keras_strategies_original_name"
 _OWN_NAMES = "_keras_strategies_own_names"
 
@@ -52,7 +52,7 @@ def keys_of(weight: Any) -> tuple[str, ...]:
 
 
 def is_plain(weight: Any) -> bool:
-    """True for a variable that is neither part of a weight nor of a copied model."""
+    """Returns True for a variable that is neither part of a weight nor of a copied model."""
     is_part = isinstance(weight, (WeightSlice, SplitWeight)) or weight_of(weight) is not None
     return not is_part and _ORIGINALS not in vars(weight)
 

@@ -86,8 +86,8 @@ class WeightSlice:
         begin: the first element.
         end: the element after the last one.
         rank: the process that owns it.
-        replicas: the local replicas on whose devices it is updated, one for each group of replicas that share the work;
-            empty if another process owns it.
+        replicas: the local replicas on whose devices it is updated, one for each group of replicas that share the
+            update; empty if another process owns it.
     """
 
     def __init__(self, variable: Any, begin: int, end: int, rank: int, replicas: Sequence[int]) -> None:
@@ -178,7 +178,7 @@ class WeightSlice:
         return tf.reshape(tensor, [-1])[self.begin : self.end]
 
     def select_slices(self, slices: tf.IndexedSlices) -> tf.IndexedSlices:
-        """Returns its part of a sparse gradient: slices of its rows, or of single elements if it has no whole rows.
+        """Returns the slice's part of a sparse gradient: slices of rows, or of single elements if it has no whole rows.
 
         Several slices of one row stay separate, as Keras' optimizers and norms see them on one device.
         """
@@ -226,7 +226,7 @@ class WeightSlice:
         component.assign(tf.reshape(tf.concat(parts, 0), component.shape), read_value=False)
 
     def _settle(self) -> None:
-        """Writes the new elements that are kept beside the weight to it, in the graph of the update."""
+        """Writes the new elements that are kept in tensors to the weight, in the graph of the update."""
         new = self._new.pop(self.replica, None)
         if new is not None:
             graph = contextlib.nullcontext() if tf.executing_eagerly() else self._graph.as_default()
@@ -354,7 +354,7 @@ class WholeOnOwner(WeightSlice):
 
 @contextlib.contextmanager
 def beside_weights(slices: Sequence[WeightSlice]) -> Iterator[None]:
-    """Context manager: values assigned to ranges are kept in tensors beside their weights instead of written to them.
+    """Context manager: values assigned to ranges are kept in tensors, and not written to the weights.
 
     It is for an update after which the weights are set from their slices, since writing a range of a weight copies all
     of it. An assignment in a branch of a condition is written to the weight at once.

@@ -1,9 +1,10 @@
-"""Rank 0 drives: it runs Keras' code over variables of all processes, weight by weight, while the others serve it.
+"""Rank 0 drives: it runs Keras' code on the variables of all processes, weight by weight; the others serve it.
 
 Keras writes a file, or reads one, in one process. Where a replica spans processes, or processes share the optimizer's
 work, no process has all variables. So all processes call the same function. Rank 0 runs it, and broadcasts a request
-for each variable of others that it reads or sets. The others wait for requests, take part in sending that one value,
-and end when rank 0 ends, with an error if it had one. No process ever holds more than one weight of the others.
+for each variable of another process that it reads or sets. The others wait for requests, take part in sending each
+value, and return when rank 0 does, with an error if it had one. No process ever holds more than one weight of another
+process.
 
 Its contract is tested in ``tests/strategies/processes/spanning_files.py``.
 """
@@ -31,7 +32,7 @@ _END, _FAILED, _READ, _ASSIGN = range(4)
 
 
 def drive(engine: Engine, variables: Sequence[Any], function: Callable[[], _Result]) -> _Result | None:
-    """Runs ``function`` on rank 0, which may read and set ``variables`` of all processes; all of them call this.
+    """Runs ``function`` on rank 0, which may read and set ``variables`` of all processes; all processes call this.
 
     Where every process has all variables, rank 0 runs it and the others do nothing. Inside a driven function, it just
     calls ``function()``.
@@ -91,7 +92,7 @@ class _Rank0:
         return assembled(component.shape, component.dtype, self.slices(component))
 
     def slices(self, component: Any) -> Iterator[tf.Tensor]:
-        """Yields that value in flat slices. The other processes send all of them, whether they are taken or not."""
+        """Yields the value in flat slices. The owner sends all slices, even if the caller stops early."""
         index = self._index(component)
         _broadcast_request(self._job, _READ, index)
         root = owners_of(self._variables[index])[0]
@@ -119,7 +120,7 @@ class _Rank0:
 
 
 def _serve(job: ProcessGroup, variables: Sequence[Any]) -> None:
-    """Takes part in rank 0's reads and assignments until it ends."""
+    """Takes part in rank 0's reads and assignments until rank 0 is done."""
     while True:
         kind, index = _broadcast_request(job)
         if kind == _END:

@@ -1,4 +1,4 @@
-"""Files whose write errors are raised when everything is written, for libraries that do not survive such errors.
+"""Files that raise write errors only after everything is written, for libraries that do not survive such errors.
 
 HDF5 (1.14, under h5py 3) cannot close a file after a write to a full disk has failed: it raises again in destructors,
 and ends the interpreter with a segmentation fault. So the error is hidden from it: the rest of what it writes is
@@ -21,7 +21,7 @@ _files: contextvars.ContextVar[list[LateErrorFile] | None] = contextvars.Context
 
 
 class LateErrorFile(io.RawIOBase):
-    """A binary file that keeps the first write error, and drops data that is written after it, or after closing.
+    """A binary file that keeps the first write error, and drops data written after that error or after closing.
 
     Keras leaves HDF5 files open after an error of its own; HDF5 then writes once more when they are garbage-collected.
 
@@ -119,7 +119,7 @@ def late_errors() -> Iterator[None]:
 
 
 def open_late(path: str | os.PathLike[str], mode: str) -> LateErrorFile | None:
-    """Opens a file whose errors are raised at the end of `late_errors`; returns None outside of it."""
+    """Opens a file whose errors are raised at the end of `late_errors`; returns None outside `late_errors`."""
     files = _files.get()
     if files is None:
         return None

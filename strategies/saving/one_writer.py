@@ -52,7 +52,7 @@ def write_on_rank_0(
 
 def _replace(engine: Engine, path: pathlib.Path, number: int, write: Callable[[object], _Result]) -> _Result:
     for left in save_counter.unfinished(path):
-        # Left by a program that was killed while it wrote this file.
+        # Removes what a program left that was killed while it wrote this file.
         if left.is_file():
             left.unlink(missing_ok=True)
     unfinished = save_counter.name_unfinished(path)

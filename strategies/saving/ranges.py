@@ -1,4 +1,4 @@
-"""Writes weights to a file range by range, so that no process holds a whole weight beside its own part.
+"""Writes weights to a file range by range, so that no process holds a whole weight in addition to its own part.
 
 Its contract is tested in ``tests/strategies/processes/spanning_files.py``.
 """

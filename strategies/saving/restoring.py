@@ -37,12 +37,12 @@ def alone() -> Iterator[None]:
 
 
 def is_alone() -> bool:
-    """True if this process reads files that the others do not read, and so must not wait for the others."""
+    """Returns True if this process reads files that the others do not read, and so must not wait for the others."""
     return _alone.get()
 
 
 def variables_of(model: Any) -> list[Any]:
-    """Returns the variables of a model, and those its optimizer has; sharded weights are replaced by their shards."""
+    """Returns the variables of a model and of its optimizer; sharded weights are replaced by their shards."""
     optimizer = getattr(model, "optimizer", None)
     return shards_of_each([*model.variables, *(() if optimizer is None else optimizer.variables)])
 
@@ -130,9 +130,10 @@ def _load_and_send(
 def sum_accumulated(optimizer: Any) -> None:
     """Sums the gradients that the optimizer has accumulated over all processes, so that rank 0 alone can save them.
 
-    With ``gradient_accumulation_steps`` each process holds its own part of the gradients since the last update. ``fit``
-    does this before the callbacks at the end of an epoch; a program that saves at another time, between two updates,
-    calls it on all processes. Training goes on from the same sums. It changes nothing where no sum is needed.
+    With ``gradient_accumulation_steps``, each process holds its own part of the gradients since the last update.
+    ``fit`` sums them before the callbacks at the end of an epoch. A program that saves at another time, between two
+    updates, calls this function on all processes. Training continues with the same sums. Where no sum is needed,
+    nothing changes.
 
     Args:
         optimizer: a Keras optimizer, or None.

@@ -30,8 +30,8 @@ def values_of(model: Any, variables: Sequence[Any]) -> list[np.ndarray]:
 def write_together(model: Any, write: Callable[[], None]) -> None:
     """Runs ``write``, which saves a model and other files, on all processes.
 
-    Where each process owns only some of the variables, rank 0 runs it, and the others serve it and end as it ends: see
-    :func:`drive`.
+    Where each process owns only some of the variables, rank 0 runs it, and the others serve its requests and end as it
+    does: see :func:`drive`.
     """
     engine = _engine(model)
     if engine is None or not engine.owns_only_part:
@@ -41,7 +41,7 @@ def write_together(model: Any, write: Callable[[], None]) -> None:
 
 
 def from_all_ranks(model: Any, text: str, *, of_optimizer: bool = False) -> list[str]:
-    """Returns the texts of all processes that own parts of the model, by rank; `text` alone if this one has all of it.
+    """Returns the texts of all processes that own parts of the model, by rank; only `text` if this one owns all of it.
 
     Args:
         model: a Keras model.

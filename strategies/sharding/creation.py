@@ -1,4 +1,4 @@
-"""Creates sharded weights: each is initialized whole, once, on the host, and cut; devices get their shards only."""
+"""Creates sharded weights: each is initialized whole, once, on the host, then partitioned; devices get only shards."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class ShardedWeights:
         self.units = Units(bucket_bytes)
 
     def should_shard(self, kwargs: dict[str, Any]) -> bool:
-        """True if the arguments of a variable's creation are those of a weight to shard: trainable and floating."""
+        """Returns True if the arguments create a variable that is to be sharded: a trainable, floating-point weight."""
         if is_optimizer_state():
             return False
         if not self._groups.shards_weights and not makes_sharded_rows(self._groups):

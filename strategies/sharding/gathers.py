@@ -68,11 +68,11 @@ class WeightGathers:
         self.all_gather = AllGather(layout, steps, groups, processes)
 
     def in_step(self) -> bool:
-        """True in a replica of a running step."""
+        """Returns True in a replica of a running step."""
         return bool(self._steps.context.shares) and tf.distribute.get_replica_context() is not None
 
     def read(self, variable: ShardedVariable) -> tf.Tensor:
-        """Returns the whole weight at the place of the read: on a replica, or outside replicas."""
+        """Returns the whole weight, on the reading replica's device or outside replicas."""
         tensor = self.handle_of(variable)
         value = self._steps.context.weights.assigned.get((id(variable), get_current_replica_id_as_int()))
         # Done at each read: the tape that records the read may not have been recording when the weight was set.
@@ -234,7 +234,7 @@ def _with_value(before: tf.Tensor, value: tf.Tensor) -> tuple[tf.Tensor, Callabl
 
 
 def _is_inside(graph: Any) -> bool:
-    """True if ops created now may use tensors of `graph`; None means eager tensors."""
+    """Returns True if ops created now may use tensors of `graph`; None means eager tensors."""
     if graph is None:
         return tf.executing_eagerly()
     current: Any = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()

@@ -15,7 +15,7 @@ class RowShardedVariable(ShardedVariable):
     """A weight sharded along its first dimension and never gathered in a step.
 
     A replica's gradient is that of its own experts, from the rows of its whole group; the other replicas of the group
-    have no term of it.
+    contribute no term.
     """
 
     #: Tells layers that a replica computes with its own rows.
@@ -40,5 +40,5 @@ class RowShardedVariable(ShardedVariable):
 
 
 def is_row_sharded(variable: Any) -> bool:
-    """True if each replica has some rows of a Keras variable."""
+    """Returns True if each replica has some rows of a Keras variable."""
     return isinstance(getattr(variable, "value", None), RowShardedVariable)

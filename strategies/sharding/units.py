@@ -24,9 +24,9 @@ class Unit:
     """Weights that are gathered together."""
 
     def __init__(self, devices: tuple[str, ...], *, is_small: bool) -> None:
-        #: The devices of its weights, one for each local replica.
+        #: The devices of the weights, one for each local replica.
         self.devices = devices
-        #: True if its weights, once gathered, stay in memory until the step's end.
+        #: True if the weights, once gathered, stay in memory until the step's end.
         self.is_small = is_small
         self.num_bytes = 0
         self._members: list[tuple[weakref.ref[ShardedVariable], Gone]] = []
@@ -39,7 +39,7 @@ class Unit:
 
     @property
     def members(self) -> list[ShardedVariable | Gone]:
-        """Its weights; a `Gone` for each deleted one, since processes do not delete a weight at the same time."""
+        """The weights; a `Gone` for each deleted one, since processes do not delete a weight at the same time."""
         return [form if (variable := each()) is None else variable for each, form in self._members]
 
 
@@ -58,7 +58,7 @@ class Units:
     def add(self, variable: ShardedVariable) -> None:
         """Adds a new weight to the last unit of its kind, or to a new one if that is full."""
         devices = tuple(component.device for component in variable.values)
-        # The weights of a model before it was cut must share no unit with those of its stages: a gather would
+        # The weights that a model had before it was cut must not share a unit with those of its stages: a gather would
         # initialize them.
         coordinates = frozenset(coordinates_of(variable).items())
         key = (variable.dtype.name, devices, coordinates)

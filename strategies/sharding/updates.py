@@ -1,11 +1,11 @@
 """Updates that are sharded over the data axis: each device updates its part of all weights and holds its slots only.
 
-Every device computes with whole weights. It gets the gradient sums of its own part (a reduce-scatter) and updates that
-part of the weights; then all devices get the other parts (an all-gather). This moves as many bytes as the all-reduce
-that it replaces, and on each of n devices the optimizer's slots take 1/n of the memory.
+Every device computes with whole weights. A reduce-scatter gives it the gradient sums of its own part, and it updates
+that part of the weights; an all-gather then gives it the other parts. This moves as many bytes as the all-reduce that
+it replaces, and on each of n devices the optimizer's slots take 1/n of the memory.
 
-Updates can also be sharded within groups of devices, each of which has all parts: then the sums of a part are reduced
-between the groups as well, and nothing else is sent between groups.
+Updates can also be sharded within groups of devices, each of which has all parts. Then the sums of a part are also
+reduced between the groups, which exchange nothing else.
 
 Source: stage 1 of ZeRO (Rajbhandari et al., arXiv:1910.02054); groups: MiCS (Zhang et al., arXiv:2205.00119).
 """
@@ -202,7 +202,7 @@ class ShardedUpdates:
             for group in self.local_groups:
                 with tf.device(self._layout.devices[group]), UpdateContext(group), tf.name_scope("update"):
                     own = list(map(_on_device, partition.slices, sums)) if group else sums
-                    # As in Keras, variables without a gradient, such as those of frozen layers, are left out.
+                    # As in Keras, variables without a gradient, such as those of frozen layers, are skipped.
                     pairs = zip(own, partition.positions, strict=True)
                     results.append(update([g for g, i in pairs if updated[i]], slices))
             if gathers_at is None:
@@ -281,7 +281,7 @@ class ShardedUpdates:
 
 
 def _is_sharded(variable: Any) -> bool:
-    """True if each device holds a shard of a Keras variable."""
+    """Returns True if each device holds a shard of a Keras variable."""
     return isinstance(getattr(variable, "value", None), ShardedVariable)
 
 

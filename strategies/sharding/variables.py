@@ -31,10 +31,10 @@ class Gathers(Protocol):
     """Gathers whole weights from their shards."""
 
     def read(self, variable: Any) -> tf.Tensor:
-        """Returns the whole weight at the place of the read: on a replica, or outside replicas."""
+        """Returns the whole weight, on the reading replica's device or outside replicas."""
 
     def in_step(self) -> bool:
-        """True in a replica of a running step."""
+        """Returns True in a replica of a running step."""
 
     def handle_of(self, variable: Any) -> tf.Tensor:
         """Returns the tensor with respect to which gradients are taken."""

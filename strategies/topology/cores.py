@@ -55,5 +55,5 @@ def own_cores(
 
 
 def threads_are_given(environment: Mapping[str, str]) -> bool:
-    """True if the environment sets the number of threads of this process."""
+    """Returns True if the environment sets the number of threads of this process."""
     return any(environment.get(name) for name in THREAD_VARIABLES)

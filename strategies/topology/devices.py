@@ -63,7 +63,7 @@ def list_own_devices(kind: str | None = None) -> list[str]:
 
 
 def is_gpu(device: str) -> bool:
-    """True if a device is a GPU, by any spelling of its name; decides how its values are communicated."""
+    """Returns True if a device is a GPU, by any spelling of its name; decides how its values are communicated."""
     return _device_type(device if device.startswith("/") else f"/{device}") == "GPU"
 
 

@@ -20,7 +20,7 @@ _logger = logging.getLogger(__name__)
 
 
 def sharing_is_allowed() -> bool:
-    """True if the environment allows processes to share GPUs."""
+    """Returns True if the environment allows processes to share GPUs."""
     return os.environ.get(SHARING_VARIABLE, "") not in ("", "0")
 
 

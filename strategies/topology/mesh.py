@@ -299,7 +299,7 @@ def resolve_sizes(axes: Mapping[str, int] | None, num_devices: int) -> dict[str,
         num_devices: the required product of the sizes.
 
     Raises:
-        ValueError: an unknown axis, a size neither positive nor -1, two -1, or no way to fit; the last
+        ValueError: an unknown axis, a size neither positive nor -1, two -1, or sizes that cannot fit; the last error
             names the nearest sizes that fit.
     """
     sizes = dict(axes) if axes else {"data": _REST}
@@ -329,7 +329,7 @@ def _check_axis(axis: str, known: Sequence[str] = KNOWN_AXES) -> None:
 
 
 def _is_box(num_local: int, sizes: tuple[int, ...]) -> bool:
-    """True if each run of `num_local` consecutive flat indices is a box of the mesh: a product of ranges."""
+    """Returns True if each run of `num_local` consecutive flat indices is a box of the mesh: a product of ranges."""
     inner = 1
     for size in reversed(sizes):
         if num_local <= inner * size:

@@ -14,7 +14,7 @@ from strategies.topology.mesh import AXES, SHARDING_AXES, DeviceMesh, resolve_si
 
 
 def has_model_axes(axes: Mapping[str, int] | None) -> bool:
-    """True if a mesh has an axis other than "data" and "expert", so that a replica spans several devices."""
+    """Returns True if a mesh has an axis other than "data" and "expert", so that a replica spans several devices."""
     return any(name not in ("data", "expert") and size != 1 for name, size in (axes or {}).items())
 
 
@@ -90,7 +90,7 @@ def local_grid(mesh: DeviceMesh, rank: int) -> tuple[tuple[str, ...], ...]:
 
 
 def spans_processes(mesh: DeviceMesh) -> bool:
-    """True if the devices of a replica belong to several processes."""
+    """Returns True if the devices of a replica belong to several processes."""
     span = math.prod(size for name, size in mesh.axes.items() if name != "data")
     return mesh.num_processes > 1 and span * mesh.num_processes > mesh.size
 

@@ -57,12 +57,12 @@ def test_raw_tensorflow_trains_stages_only() -> None:
 def test_passes_of_raw_tensorflow() -> None:
     from model_parallel import raw_tensorflow
 
-    def of(rank: int, schedule: str) -> str:
+    def format_passes(rank: int, schedule: str) -> str:
         return " ".join(f"{kind[0]}{index}" for kind, index in raw_tensorflow.passes(rank, 4, schedule))
 
-    assert of(0, "1f1b") == "f0 f1 b0 f2 b1 f3 b2 b3"
-    assert of(0, "eager_1f1b") == "f0 f1 f2 b0 f3 b1 b2 b3"
-    assert of(1, "1f1b") == of(1, "eager_1f1b") == "f0 b0 f1 b1 f2 b2 f3 b3"
+    assert format_passes(0, "1f1b") == "f0 f1 b0 f2 b1 f3 b2 b3"
+    assert format_passes(0, "eager_1f1b") == "f0 f1 f2 b0 f3 b1 b2 b3"
+    assert format_passes(1, "1f1b") == format_passes(1, "eager_1f1b") == "f0 b0 f1 b1 f2 b2 f3 b3"
 
 
 @pytest.mark.parametrize(

@@ -92,7 +92,7 @@ def test_variables_and_defaults_are_those_of_the_launchers(capsys: pytest.Captur
 
     with mock.patch("sys.argv", ["horovodrun", "--help"]), pytest.raises(SystemExit):
         parse_args()
-    told = " ".join(capsys.readouterr().out.split())
-    assert "HOROVOD_START_TIMEOUT" in told
-    assert "The default value is 30 seconds" in told
-    assert "--gloo-timeout-seconds GLOO_TIMEOUT_SECONDS" in told
+    help_text = " ".join(capsys.readouterr().out.split())
+    assert "HOROVOD_START_TIMEOUT" in help_text
+    assert "The default value is 30 seconds" in help_text
+    assert "--gloo-timeout-seconds GLOO_TIMEOUT_SECONDS" in help_text

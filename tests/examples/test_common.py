@@ -157,8 +157,8 @@ def test_tensorboard_is_shown_memory_and_timeline(tmp_path: Path) -> None:
     model.fit(dataset, epochs=2, callbacks=callbacks, verbose=0, shuffle=False)
     assert list((tmp_path / "logs" / "train" / "plugins" / "profile").iterdir())
     written = b"".join(path.read_bytes() for path in (tmp_path / "logs" / "devices").iterdir())
-    for told in (b"memory_bytes/CPU:0 weights", b"memory_bytes/CPU:1 optimizer", b"pipeline", b"\x89PNG"):
-        assert told in written
+    for entry in (b"memory_bytes/CPU:0 weights", b"memory_bytes/CPU:1 optimizer", b"pipeline", b"\x89PNG"):
+        assert entry in written
     picture = timeline_image(model.pipeline_timeline())
     assert picture.shape[0] == 1
     assert picture.shape[-1] == 3

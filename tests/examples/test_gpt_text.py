@@ -66,13 +66,13 @@ def test_a_folder_is_no_file(tmp_path: Path) -> None:
         text.load(str(tmp_path))
 
 
-def of(piece: str) -> text.Text:
+def as_text(piece: str) -> text.Text:
     return text.Text((piece.encode(), b"and another"), "a test")
 
 
 def test_byte_pairs_lose_nothing_and_are_found_again() -> None:
-    model = tokens.train_bpe(of(PIECE), 340)
-    assert tokens.train_bpe(of(PIECE), 340) == model
+    model = tokens.train_bpe(as_text(PIECE), 340)
+    assert tokens.train_bpe(as_text(PIECE), 340) == model
     tokenizer = tokens.BpeTokenizer(model)
     assert tokenizer.num_tokens == 340
     # Characters that were not in the training text are encoded as bytes.
@@ -87,16 +87,16 @@ def test_byte_pairs_lose_nothing_and_are_found_again() -> None:
 
 def test_the_tokenizer_of_a_run_is_kept(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    first = tokens.make_tokenizer("bpe", of(PIECE), 340, folder)
+    first = tokens.make_tokenizer("bpe", as_text(PIECE), 340, folder)
     assert [path.name for path in folder.iterdir()] == [tokens.TOKENIZER_FILE]
     # Another text: the tokenizer in the folder stays.
-    second = tokens.make_tokenizer("bpe", of("Something else altogether. " * 50), 340, folder)
+    second = tokens.make_tokenizer("bpe", as_text("Something else altogether. " * 50), 340, folder)
     assert first.encode(b"wortlich").tolist() == second.encode(b"wortlich").tolist()
     with pytest.raises(OptionError, match=r"tokenizer\.model: .* has 340 tokens, expected --vocab_size=350.*--run_dir"):
-        tokens.make_tokenizer("bpe", of(PIECE), 350, folder)
+        tokens.make_tokenizer("bpe", as_text(PIECE), 350, folder)
     (folder / tokens.TOKENIZER_FILE).write_bytes(b"half a f")
     with pytest.raises(OptionError, match=r"tokenizer\.model: cannot be read \(.* damaged\)\. Name another folder"):
-        tokens.make_tokenizer("bpe", of(PIECE), 340, folder)
+        tokens.make_tokenizer("bpe", as_text(PIECE), 340, folder)
 
 
 @pytest.mark.parametrize(
@@ -104,12 +104,12 @@ def test_the_tokenizer_of_a_run_is_kept(tmp_path: Path) -> None:
 )
 def test_sizes_that_do_not_fit_the_text(num_tokens: int, reason: str) -> None:
     with pytest.raises(OptionError, match=rf"^--vocab_size={num_tokens} does not fit a test: .*{reason}") as caught:
-        tokens.train_bpe(of(PIECE), num_tokens)
+        tokens.train_bpe(as_text(PIECE), num_tokens)
     assert "\n" not in str(caught.value)
 
 
 def test_sentencepiece_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sentencepiece", None)
     with pytest.raises(OptionError, match="pip install sentencepiece"):
-        tokens.make_tokenizer("bpe", of(PIECE), 340, None)
-    assert tokens.make_tokenizer("bytes", of(PIECE), 340, None).num_tokens == 257
+        tokens.make_tokenizer("bpe", as_text(PIECE), 340, None)
+    assert tokens.make_tokenizer("bytes", as_text(PIECE), 340, None).num_tokens == 257

@@ -129,6 +129,6 @@ def test_a_profile_is_described_by_its_streams() -> None:
     ]
     lines = [SimpleNamespace(name=name, timestamp_ns=5, events=events) for name in ("Stream #1(Compute)", "Steps")]
     planes = [SimpleNamespace(name=f"/device:GPU:{i}", event_metadata=names, lines=lines) for i in range(2)]
-    told = describe(SimpleNamespace(planes=planes), "GPU:0", num_steps=2)
-    assert told == "1 events a step; copies a step: MemcpyH2D 0.5; idle 50%"
+    description = describe(SimpleNamespace(planes=planes), "GPU:0", num_steps=2)
+    assert description == "1 events a step; copies a step: MemcpyH2D 0.5; idle 50%"
     assert describe(SimpleNamespace(planes=[]), "GPU:0", num_steps=2) == "the profile has no events of GPU:0"

@@ -47,8 +47,8 @@ class Line:
 
     def __str__(self) -> str:
         seconds = ", ".join("-" if value is None else f"{value:.1f}" for value in self.seconds.values())
-        told = self._reason() if self.seconds else "goes on, to the weights of one device"
-        words = told if len(told) <= _MOST_CHARACTERS else f"{told[:_MOST_CHARACTERS].rstrip()} ..."
+        reason = self._reason() if self.seconds else "goes on, to the weights of one device"
+        words = reason if len(reason) <= _MOST_CHARACTERS else f"{reason[:_MOST_CHARACTERS].rstrip()} ..."
         words = words.replace("|", "\\|").replace("<", "&lt;")
         codes = ", ".join(map(str, self.codes))
         return f"| host {self.host} {_FAULTS[self.fault]} | {_ENGINES[self.engine]} | {seconds} | {codes} | {words} |"

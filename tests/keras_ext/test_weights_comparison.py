@@ -16,17 +16,17 @@ X = np.ones((10, 3), "float32")
 
 def compared(monkeypatch: pytest.MonkeyPatch, steps_per_execution: int, every_steps: int) -> list[str]:
     """Returns when weights are compared in two epochs of five steps."""
-    told: list[str] = []
+    steps: list[str] = []
 
     def compare(model: keras.Model, when: str) -> None:
-        told.append(when.removeprefix("after step ").replace(" of epoch ", "/"))
+        steps.append(when.removeprefix("after step ").replace(" of epoch ", "/"))
 
     monkeypatch.setattr(layer_api, "compare_weights", compare)
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse", steps_per_execution=steps_per_execution)
     check = keras_ext.WeightsComparison(every_steps)
     model.fit(X, X[:, :1], batch_size=2, epochs=2, verbose=0, callbacks=[check])
-    return told
+    return steps
 
 
 @pytest.mark.parametrize(

@@ -29,8 +29,8 @@ from strategies.launching.verdict import described, exit_code, first_failure
 FAILED, DONE, PREEMPTED = Outcome.FAILED, Outcome.DONE, Outcome.PREEMPTED
 
 
-def node(rank: int, of: int = 3) -> Node:
-    return Node(rank, of, f"10.0.0.{rank}", (rank * 10 + 1, rank * 10 + 2), f"host{rank}")
+def node(rank: int, num_nodes: int = 3) -> Node:
+    return Node(rank, num_nodes, f"10.0.0.{rank}", (rank * 10 + 1, rank * 10 + 2), f"host{rank}")
 
 
 def cause(kind: Kind, at: int, status: int = 0) -> Cause:

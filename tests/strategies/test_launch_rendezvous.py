@@ -41,16 +41,16 @@ def nobody(text: str) -> None:
     """Ignores the messages about waits."""
 
 
-def node(rank: int, of: int) -> Node:
-    return announcement(rank, of, tuple(range(100 * rank + 1, 101 * rank + 2)), "" if rank else LOOPBACK)
+def node(rank: int, num_nodes: int) -> Node:
+    return announcement(rank, num_nodes, tuple(range(100 * rank + 1, 101 * rank + 2)), "" if rank else LOOPBACK)
 
 
 def endpoint(port: int, seconds: float = 30.0, host: str = LOOPBACK, notice_seconds: float = 10.0) -> Endpoint:
     return Endpoint(host, port, seconds, notice_seconds)
 
 
-def comes(pool: ThreadPoolExecutor, rank: int, of: int, at: Endpoint) -> Meeting:
-    return pool.submit(rendezvous, node(rank, of), at, log=nobody)
+def comes(pool: ThreadPoolExecutor, rank: int, num_nodes: int, at: Endpoint) -> Meeting:
+    return pool.submit(rendezvous, node(rank, num_nodes), at, log=nobody)
 
 
 def close(found: Rendezvous) -> None:
@@ -228,12 +228,12 @@ def test_an_ipv6_address_is_in_brackets(host: str, expected: str) -> None:
 
 
 def test_nodes_are_checked() -> None:
-    def of(**changes: object) -> Mapping[str, object]:
+    def changed(**changes: object) -> Mapping[str, object]:
         return node(0, 2).to_json() | changes
 
-    assert Node.from_json(of(ports=[1])).ports == (1,)
+    assert Node.from_json(changed(ports=[1])).ports == (1,)
     changes: list[tuple[str, object]]
     changes = [("node_rank", True), ("node_rank", 2), ("ports", []), ("ports", ["1"]), ("host", 3), ("more", 1)]
     for name, wrong in changes:
         with pytest.raises(ValueError, match="Received"):
-            Node.from_json(of(**{name: wrong}))
+            Node.from_json(changed(**{name: wrong}))

@@ -130,9 +130,9 @@ def distributed(rows: tf.data.Dataset) -> Any:
 class Batches(keras.utils.PyDataset):
     """The batches of an epoch, from a given one on."""
 
-    def __init__(self, first: int, of: Callable[[slice], Any], num_batches: int | None, **kwargs: Any) -> None:
+    def __init__(self, first: int, read: Callable[[slice], Any], num_batches: int | None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self._first, self._of, self._num_batches = first, of, num_batches
+        self._first, self._read, self._num_batches = first, read, num_batches
 
     @property
     def num_batches(self) -> int | None:
@@ -140,7 +140,7 @@ class Batches(keras.utils.PyDataset):
         return self._num_batches
 
     def __getitem__(self, index: int) -> Any:
-        return self._of(batch_of((self._first + index) % NUM_BATCHES))
+        return self._read(batch_of((self._first + index) % NUM_BATCHES))
 
 
 def pair(rows: slice) -> tuple[np.ndarray, np.ndarray]:
@@ -168,22 +168,22 @@ def ragged_pair(rows: slice) -> tuple[Any, np.ndarray]:
 
 
 def py_dataset(
-    of: Callable[[slice], Any] = pair, *, endless: bool = False, shuffle: bool = False, **settings: Any
+    read: Callable[[slice], Any] = pair, *, endless: bool = False, shuffle: bool = False, **settings: Any
 ) -> Make:
     def make(first: int) -> dict[str, Any]:
         count = NUM_BATCHES - first
         steps = {"steps_per_epoch": count} if endless else {}
-        return {"x": Batches(first, of, None if endless else count, **settings), "shuffle": shuffle, **steps}
+        return {"x": Batches(first, read, None if endless else count, **settings), "shuffle": shuffle, **steps}
 
     return make
 
 
-def generator(of: Callable[[slice], Any]) -> Make:
+def generator(read: Callable[[slice], Any]) -> Make:
     """Returns a maker of an endless generator; each epoch continues where the previous one stopped."""
 
     def endless(index: int) -> Iterator[Any]:
         while True:
-            yield of(batch_of(index % NUM_BATCHES))
+            yield read(batch_of(index % NUM_BATCHES))
             index += 1
 
     return lambda first: {"x": endless(first), "steps_per_epoch": NUM_BATCHES - first}

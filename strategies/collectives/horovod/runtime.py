@@ -100,7 +100,7 @@ def gathered(value: Any) -> list[Any]:
 
 
 def has_own_gloo_limit() -> bool:
-    """True if the user has set Gloo's timeout, to another number than horovodrun sets by itself."""
+    """Returns True if the user has set Gloo's timeout, to another number than horovodrun sets by itself."""
     return os.environ.get(GLOO_VARIABLE, _GLOO_SECONDS) != _GLOO_SECONDS
 
 

@@ -54,7 +54,7 @@ def all_reduce(value: tf.Tensor, group: CollectiveGroup, ordinal: int, op: str, 
 
 
 def _gathers(value: tf.Tensor, group: CollectiveGroup) -> bool:
-    """True if gathering all values and reducing them locally is faster; members agree, as their shapes are equal."""
+    """Returns True if an all-gather with a local reduction is faster; the same on all members, as shapes are equal."""
     count = value.shape.num_elements()
     if count is None or not group.on_cpu:
         return False

@@ -28,12 +28,12 @@ class Fault:
     """One fault.
 
     Attributes:
-        kind: "kill", "terminate": the process sends SIGKILL or SIGTERM to itself; "stop": SIGSTOP, for `seconds` or for
-            ever; "slow": it sleeps `seconds` before each step; "raise": a RuntimeError in a callback; "leave":
+        kind: "kill", "terminate": the process sends SIGKILL or SIGTERM to itself; "stop": SIGSTOP, for `seconds` or
+            forever; "slow": it sleeps `seconds` before each step; "raise": a RuntimeError in a callback; "leave":
             ``sys.exit(0)``; "full_disk": a write of the process fails, at the moment "save" only.
         step: the first step, counted over all epochs from 0, at which the fault can happen. A run that resumes from a
             checkpoint continues the count.
-        rank: the process that it happens to; None for all.
+        rank: the process in which it happens; None for all.
         at: "start": at the beginning of `fit`; "tracing": in the first step of the process, while Keras traces it;
             "step": during a step, or before it for "raise", "leave" and "slow"; "epoch_end"; "save": while a file is
             written whose path contains "checkpoint".

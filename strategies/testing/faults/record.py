@@ -42,7 +42,7 @@ class Pending:
             return True
 
     def is_record(self, path: str) -> bool:
-        """True for the folder of the record, and for a path in it."""
+        """Returns True for the folder of the record, and for a path in it."""
         return self._faults.record is not None and Path(self._faults.record) in (Path(path), *Path(path).parents)
 
     def _has(self, index: int) -> bool:

@@ -34,15 +34,15 @@ JUDGED: list[tuple[list[Origin], list[int], list[int], str]] = [
 
 @pytest.mark.parametrize(("origins", "first", "second", "expected"), JUDGED)
 def test_judgement(origins: list[Origin], first: list[int], second: list[int], expected: str) -> None:
-    told = [message(first, origins), message(first, origins), message(second, origins)]
-    assert {len(each) for each in told} == {NUM_CHECKSUMS}
+    messages = [message(first, origins), message(first, origins), message(second, origins)]
+    assert {len(each) for each in messages} == {NUM_CHECKSUMS}
     outcome: Any = contextlib.nullcontext()
     if expected == "refused":
         outcome = pytest.raises(ValueError, match=r"on ranks 2 has other rows.*AutoShardPolicy\.OFF.*from_function")
     elif expected == "warned":
         outcome = pytest.warns(UserWarning, match=r"on ranks 2 has other values.*set_random_seed")
     with outcome:
-        judge(np.array(told))
+        judge(np.array(messages))
 
 
 def test_other_pipelines_are_not_compared() -> None:

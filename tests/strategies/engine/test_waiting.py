@@ -297,7 +297,7 @@ def test_other_strategies_are_refused() -> None:
 
 
 def test_the_result_is_a_value() -> None:
-    told = strategies.seconds_waited(mirrored(1))
-    assert told == strategies.SecondsWaited(input=0.0, communication=None)
+    waited = strategies.seconds_waited(mirrored(1))
+    assert waited == strategies.SecondsWaited(input=0.0, communication=None)
     with pytest.raises(dataclasses.FrozenInstanceError):
-        told.input = 1.0  # type: ignore[misc]
+        waited.input = 1.0  # type: ignore[misc]

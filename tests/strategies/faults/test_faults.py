@@ -179,8 +179,8 @@ def test_it_ends_on_all_ranks(case: Case, engine: str, tmp_path: Path, table: li
     if not case.says:
         assert "DistributedError" not in output, output
     assert seconds < case.within_seconds, f"{seconds} s\n{output}"
-    told = words.replace(str(tmp_path), "run")
-    table.append(Row(case.fault, case.at, engine, seconds, code, told, case.saves, case.byte))
+    reason = words.replace(str(tmp_path), "run")
+    table.append(Row(case.fault, case.at, engine, seconds, code, reason, case.saves, case.byte))
 
 
 @pytest.mark.timeout(3 * LIMIT_SECONDS)
@@ -221,11 +221,11 @@ def _command(engine: str, arguments: list[str]) -> list[str]:
 
 def _reasons(output: str) -> list[str]:
     """Returns the lines with the reason: the launcher's last ones, or for `horovodrun`, which has none, the ranks'."""
-    told = [line for line in output.splitlines() if line.startswith("strategies.launch: ")][-2:]
-    told = [line.removeprefix("strategies.launch: ").removeprefix("the reason: ") for line in reversed(told)]
-    told += re.findall(r"(Preempted: .*)", output)
-    told = told or re.findall(
+    reasons = [line for line in output.splitlines() if line.startswith("strategies.launch: ")][-2:]
+    reasons = [line.removeprefix("strategies.launch: ").removeprefix("the reason: ") for line in reversed(reasons)]
+    reasons += re.findall(r"(Preempted: .*)", output)
+    reasons = reasons or re.findall(
         r"(?:DistributedError: |JoinError: |ValueError: |strategies: (?=rank \d was ended))(.*)", output
     )
     # horovodrun may end the other ranks before they can print a reason, as while they trace.
-    return told or re.findall(r"(Process \d exit with status code \d+)", output)
+    return reasons or re.findall(r"(Process \d exit with status code \d+)", output)
