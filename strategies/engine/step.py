@@ -34,7 +34,7 @@ from strategies._tf_internals import (
 from strategies.batches import inputs, shares
 from strategies.batches.row_marks import marking
 from strategies.batches.rows import add_dummy_rows, rows_of
-from strategies.collectives import step_dependency
+from strategies.collectives.traced_ops import collectives_after
 from strategies.engine.context import StepContext, trainer_call
 from strategies.engine.explained import merge_errors_explained
 from strategies.engine.layout import ReplicaLayout
@@ -130,7 +130,7 @@ class Steps:
         if self._same_batches is None or trainer_call().combination is None:
             return self._run_step(fn, args, kwargs)
         (args, kwargs), compared = self._same_batches.compared((args, kwargs))
-        with step_dependency.after(compared):
+        with collectives_after(compared):
             return self._run_step(fn, args, kwargs)
 
     def _run_step(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from strategies.collectives.texts import gather_texts
+from strategies.collectives.strings import gather_texts
 from strategies.engine.replicated import ReplicatedExtended
 from strategies.engine.variables import MetricVariable
 from strategies.replica.splitting import value_of
