@@ -6,16 +6,17 @@ import dataclasses
 import json
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import strategies
-from keras_ext.resident_memory import resident_bytes
 from keras_ext.text_table import text_table
 from strategies import layer_api
 from strategies.planning import Sharing, bytes_per_parameter
 
 #: The formula still applies if at most this fraction of the memory does not follow it.
 _FEW = 0.05
+_STATUS = Path("/proc/self/status")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -174,3 +175,16 @@ def _formula(model: Any, slots: Mapping[str, int]) -> tuple[str, int] | None:
         return None
     words, value = bytes_per_parameter(num_slots, sharing)
     return f"{words} bytes a parameter", round(value * num_parameters)
+
+
+def resident_bytes(status: Path = _STATUS) -> tuple[int, int] | None:
+    """Returns the bytes of this process that are in memory, now and at its peak; None if the system does not tell.
+
+    Args:
+        status: the status file of the process, as Linux writes it.
+    """
+    try:
+        found = dict(re.findall(r"^(VmRSS|VmHWM):\s+(\d+) kB$", status.read_text(), flags=re.MULTILINE))
+    except OSError:
+        return None
+    return (int(found["VmRSS"]) * 1024, int(found["VmHWM"]) * 1024) if len(found) == 2 else None

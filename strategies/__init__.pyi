@@ -8,9 +8,9 @@ from strategies.batches.row_warnings import DifferenceWarning as DifferenceWarni
 from strategies.batches.row_warnings import strict as strict
 from strategies.central_storage import CentralStorageStrategy as CentralStorageStrategy
 from strategies.control_plane import DistributedError as DistributedError
-from strategies.engine.findings import Finding as Finding
 from strategies.engine.row_gathers import gather_rows as gather_rows
 from strategies.engine.row_gathers import global_rows as global_rows
+from strategies.engine.strategy import Finding as Finding
 from strategies.engine.waiting import SecondsWaited as SecondsWaited
 from strategies.engine.waiting import measure_communication as measure_communication
 from strategies.engine.waiting import seconds_waited as seconds_waited

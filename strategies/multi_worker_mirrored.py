@@ -10,11 +10,11 @@ import tensorflow as tf
 
 from strategies import _keras_hooks, versions
 from strategies._keras_hooks.checks import KerasStrategy
-from strategies._tf_internals import eager_context
+from strategies._tf_internals import coordination_config, eager_context
 from strategies.collectives.base import Collectives
 from strategies.collectives.process_group import DEFAULT_BUCKET_BYTES, ProcessGroup
 from strategies.collectives.process_groups import ProcessGroups, join
-from strategies.collectives.tf_runtime import TensorFlowCollectives, bound_waits
+from strategies.collectives.tf_runtime import TensorFlowCollectives
 from strategies.control_plane import Member, RankInfo, join_job, port_problem, this_process
 from strategies.control_plane.this_process import log
 from strategies.engine.replicated import ReplicatedExtended
@@ -34,6 +34,10 @@ TIMEOUT_SECONDS = 600.0
 #: On GPUs buckets are reduced one after the other, each by one launch of NCCL, which is fast for large messages only.
 #: Not measured.
 BUCKET_BYTES_ON_GPUS = 32 * 2**20
+# About 24 days: the service has no value for "never".
+_NEVER_MILLISECONDS = 2**31 - 1
+# Our own limit expires first: its error says who is missing, and where.
+_SECONDS_AFTER_OURS = 5.0
 
 
 class MultiWorkerMirroredStrategy(KerasStrategy, tf.distribute.MultiWorkerMirroredStrategy):
@@ -231,10 +235,33 @@ def _start_runtime(cluster: Cluster, timeout_seconds: float) -> Member:
     member = this_process.current() or _joined(cluster, timeout_seconds)
     this_process.joined(lambda: member)
     pin_gpus(cluster.local_rank, cluster.local_size)
-    bound_waits(cluster.world_size, timeout_seconds)
+    _bound_waits(cluster.world_size, timeout_seconds)
     # The stock strategy is the only public way to start the runtime; it is not used for anything else.
     tf.distribute.MultiWorkerMirroredStrategy(_resolver(cluster))
     return member
+
+
+def _bound_waits(num_processes: int, timeout_seconds: float) -> None:
+    """Sets how long TensorFlow waits for a process to connect and for its heartbeats, in place of its defaults.
+
+    By default TensorFlow waits an hour for a process to connect, and takes a process for dead after 10 s without a
+    heartbeat, even if only its host's network link is down (TensorFlow 2.21). It may notice a killed process only by
+    missing heartbeats, and rank 0 may wait for ever for one that never connects: the control plane finds both earlier.
+    Call it before TensorFlow starts; later it has no effect.
+
+    Args:
+        num_processes: the number of processes of the job, all of which are workers.
+        timeout_seconds: the limit of both waits; 0 for none.
+    """
+    milliseconds = int(1000 * (timeout_seconds + _SECONDS_AFTER_OURS))
+    limit = min(_NEVER_MILLISECONDS, milliseconds) if timeout_seconds else _NEVER_MILLISECONDS
+    eager_context.context().configure_coordination_service(
+        service_type="standalone",
+        service_leader="/job:worker/replica:0/task:0",
+        cluster_register_timeout_in_ms=limit,
+        heartbeat_timeout_in_ms=limit,
+        coordinated_jobs=[coordination_config.CoordinatedJob(name="worker", num_tasks=num_processes)],
+    )
 
 
 def _joined(cluster: Cluster, timeout_seconds: float) -> Member:

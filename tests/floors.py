@@ -55,7 +55,7 @@ ROOMS = (
     ),
     Room("buckets", 0, ("strategies.collectives.buckets", "strategies.collectives.bucket_slices"), rooms=("buckets",)),
     Room("division", 0, ("strategies.evenly",)),
-    Room("plans", 0, ("strategies.planning",), rooms=("plans",)),
+    Room("plans", 0, ("strategies.planning",)),
     Room("files", 0, ("strategies.atomic_file",)),
     Room("text tables", 0, ("keras_ext.text_table",)),
     Room(

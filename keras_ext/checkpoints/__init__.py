@@ -4,8 +4,7 @@ It exports `Checkpoints`; `Commits`, the same in memory for elastic training; an
 run continues.
 """
 
-from keras_ext.checkpoints.callback import Checkpoints
+from keras_ext.checkpoints.callback import Checkpoints, TrainingPosition
 from keras_ext.checkpoints.commits import Commits
-from keras_ext.checkpoints.position import TrainingPosition
 
 __all__ = ["Checkpoints", "Commits", "TrainingPosition"]

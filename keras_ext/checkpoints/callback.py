@@ -6,6 +6,7 @@ import json
 import logging
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,27 @@ import numpy as np
 import strategies
 from keras_ext.checkpoints import adapters
 from keras_ext.checkpoints.files import CheckpointFiles, load_weights
-from keras_ext.checkpoints.position import TrainingPosition
 from strategies import layer_api
 
 _logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class TrainingPosition:
+    """The progress of training.
+
+    Attributes:
+        epoch: number of finished epochs.
+        step: number of finished steps of the epoch after them.
+
+    Example, a run of 100 steps per epoch that was stopped after step 20 of its third epoch:
+
+        position = keras_ext.TrainingPosition(epoch=2, step=20)
+        num_steps = 100 * position.epoch + position.step
+    """
+
+    epoch: int = 0
+    step: int = 0
 
 
 class Checkpoints(keras.callbacks.Callback):

@@ -1,4 +1,4 @@
-"""Copies the state of a layer to its copy: weights, random states, settings and vocabularies."""
+"""Copies the state of a layer to its copy: weights and their attributes, random states, settings, vocabularies."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from typing import Any
 
 import keras
 
-from keras_ext.cloning.attributes import take_attributes
 from keras_ext.cloning.pairing import pairs
 from keras_ext.tensor.custom_layers import is_graph
 from strategies import layer_api
+
+#: Attributes of Keras variables and of `SplitWeight`s, except those that are passed when a variable is created.
+ATTRIBUTES = ("trainable", "regularizer", "constraint", "overwrite_with_gradient", "_autocast")
 
 
 def copy_state(old: Any, new: Any) -> None:
@@ -113,6 +115,19 @@ def copy_values(old: Sequence[Any], new: Sequence[Any]) -> None:
         raise ValueError(_shapes(weights) + " are to go into " + _shapes(copies))
     for weight, its_copy in zip(weights, copies, strict=True):
         layer_api.copy_value(weight, its_copy)
+
+
+def take_attributes(old: Any, new: Any) -> None:
+    """Copies to a new weight, a variable or a `SplitWeight`, all that a program can set on the old one, but its value.
+
+    The copy has the path of the old weight, and an optimizer treats both alike: one that is excluded from weight decay
+    stays excluded.
+    """
+    for name in ATTRIBUTES:
+        value = getattr(old, name)
+        if getattr(new, name) is not value:
+            setattr(new, name, value)
+    layer_api.note_copy(old, new)
 
 
 def _shapes(weights: Sequence[Any]) -> str:

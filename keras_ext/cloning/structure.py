@@ -15,7 +15,7 @@ from typing import Any
 
 import keras
 
-from keras_ext.cloning.attributes import take_attributes
+from keras_ext.cloning.state import take_attributes
 from keras_ext.tensor.custom_layers import OF_TENSORFLOW
 from keras_ext.tensor.gathered import gathered_class
 from keras_ext.tensor.layer import SplitLayer

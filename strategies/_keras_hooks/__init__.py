@@ -13,27 +13,24 @@ import tensorflow as tf
 
 from strategies._keras_hooks import (
     all_reduces,
+    backend_functions,
     callbacks,
     compiled_steps,
     files,
     gathered_functions,
     gradients,
     inputs,
-    lookups,
     loops,
     losses,
     new_variables,
     norms,
     optimizer_variables,
     optimizers,
-    outside_variables,
+    outside,
     owned_variables,
     plain_classes,
-    preprocessing,
     random,
-    remat,
     replica_attributes,
-    row_counts,
     row_updates,
     sharded_optimizers,
     state_trees,
@@ -52,6 +49,7 @@ warn_of_untested({"tensorflow": tf.__version__, "keras": keras.__version__, "num
 def install() -> None:
     """Wraps Keras' functions. Every strategy's constructor calls it; later calls do nothing."""
     all_reduces.install()
+    backend_functions.install()
     callbacks.install()
     compiled_steps.install()
     files.install()
@@ -59,20 +57,16 @@ def install() -> None:
     gradients.install()
     owned_variables.install()
     inputs.install()
-    lookups.install()
     loops.install()
     losses.install()
     new_variables.install()
     norms.install()
     optimizers.install()
     optimizer_variables.install()
-    outside_variables.install()
+    outside.install()
     plain_classes.install()
-    preprocessing.install()
     random.install()
-    remat.install()
     replica_attributes.install()
-    row_counts.install()
     row_updates.install()
     sharded_optimizers.install()
     state_trees.install()

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Concatenate
 
 import keras
+import tensorflow as tf
 from keras.src.callbacks import backup_and_restore, callback_list, model_checkpoint
 
 from strategies._keras_hooks import same_models
@@ -39,7 +40,6 @@ _WRITERS = (
     keras.callbacks.ProgbarLogger,
 )
 
-
 _logger = logging.getLogger(__name__)
 
 _STOPPED, _PREEMPTED = "stop_training was set", "SIGTERM"
@@ -60,6 +60,26 @@ def install() -> None:
     wrap(model_checkpoint.ModelCheckpoint, "_save_model", _by_all, in_step=False)
     for cls in ORBAX_CHECKPOINTS:
         wrap(cls, "_save_checkpoint", _save_tree, in_step=False)
+
+
+def write_scalars(board: Any, values: Mapping[str, float], step: int, *, of_validation: bool = False) -> None:
+    """Writes scalars by their names into the event file of training, or of validation.
+
+    A second event file in the same folder would not do: TensorBoard moves on to the next file of a run when one exists,
+    and does not return to the one before.
+
+    Args:
+        board: a ``keras.callbacks.TensorBoard`` of a `fit` that is running.
+        values: the scalars.
+        step: the step of all scalars.
+        of_validation: whether to write to the event file of validation.
+    """
+    # These properties open the file on first access.
+    writer = board._val_writer if of_validation else board._train_writer
+    # With an integer `update_freq`, the callback turns recording off between its own steps.
+    with writer.as_default(), tf.summary.record_if(True):
+        for name, value in values.items():
+            tf.summary.scalar(name, value, step=step)
 
 
 def _process_group(model: keras.Model | None) -> ProcessGroup | None:

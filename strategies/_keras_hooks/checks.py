@@ -22,8 +22,7 @@ from strategies.batches import shares
 from strategies.batches.program_lines import line_of
 from strategies.batches.row_dependence import RowDependence
 from strategies.batches.row_warnings import MIXING_FIX, is_fault, mixes_rows
-from strategies.engine.findings import Finding
-from strategies.engine.strategy import MeshStrategy
+from strategies.engine.strategy import Finding, MeshStrategy
 from strategies.replica.parts import current_parts
 
 _MIXES = "What it computes for a row depends on other rows: {where}, which are not all of the batch{line}."

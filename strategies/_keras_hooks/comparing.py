@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
-from strategies.collectives.texts import gather_texts
+from strategies.collectives.strings import gather_texts
 from strategies.engine.engine import Engine
 
 _MOST_SHOWN = 3

@@ -7,7 +7,10 @@ wait. It is no error if another process has made a folder in the meantime.
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import pathlib
+import tempfile
+import threading
 from collections.abc import Callable
 from typing import Concatenate
 
@@ -17,12 +20,13 @@ from keras.src.legacy.saving import legacy_h5_format
 from keras.src.saving import saving_api, saving_lib
 from keras.src.utils import file_utils
 
-from strategies._keras_hooks.legacy_files import plain_form
+from strategies._keras_hooks.plain_classes import is_plain
 from strategies._keras_hooks.stored_values import reading_in_ranges
 from strategies._keras_hooks.wrapping import Rest, Result, wrap
 from strategies.engine.engine import Engine, engine_of
 from strategies.engine.exported_weights import owns_all
 from strategies.engine.variables import accumulators_of, check_known
+from strategies.replica.splitting import joined
 from strategies.saving.driving import drive
 from strategies.saving.late_errors import late_errors, open_late
 from strategies.saving.one_writer import wait_until_written, write_on_rank_0
@@ -86,9 +90,50 @@ def _save_legacy(
     **kwargs: Rest.kwargs,
 ) -> Result | None:
     def save(model: keras.Model, path: object, /, *args: Rest.args, **kwargs: Rest.kwargs) -> Result:
-        return original(plain_form(model), path, *args, **kwargs)
+        return original(_plain_form(model), path, *args, **kwargs)
 
     return _save(save, model, filepath, *args, **kwargs)
+
+
+def _plain_form(model: keras.Model) -> keras.Model:
+    """Returns the model itself if it is plain, else the plain model that its ``.keras`` file gives.
+
+    Keras' legacy format (``model.h5``) stores variables by name and layers by config, and has no hook for how they are
+    written. So a model that is split, in stages or sharded is first copied into its plain form. So is a model that is
+    exported while processes own only parts of it.
+    """
+    variables = [*model.variables, *(model.optimizer.variables if model.optimizer is not None else ())]
+    layers = model._flatten_layers()
+    has_parts = any(whole is not own for whole, own in zip(joined(variables), variables, strict=False))
+    if not has_parts and all(map(is_plain, map(type, layers))):
+        return model
+    own = {type(layer).__name__: type(layer) for layer in layers if is_plain(type(layer))}
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder) / "model.keras"
+        saving_lib.save_model(model, path)
+        return _without_strategy(lambda: saving_lib.load_model(path, custom_objects=own, safe_mode=False))
+
+
+def _without_strategy(function: Callable[[], Result]) -> Result:
+    """Calls a function outside of any strategy's scope: in a new thread, as a thread cannot suspend its scope."""
+    if not tf.distribute.has_strategy():
+        return function()
+    results: list[Result] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            results.append(function())
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=contextvars.copy_context().run, args=(run,))
+    thread.start()
+    thread.join()
+    if errors:
+        raise errors[0]
+    return results[0]
 
 
 def _get_h5_file(
@@ -114,7 +159,7 @@ def _export(
     def export(model: keras.Model, path: object, /, *args: Rest.args, **kwargs: Rest.kwargs) -> Result:
         # If other processes own some of the weights, no process can run the graph of the model.
         is_whole = all(owns_all(variable.value) for variable in model.variables)
-        exported = model if is_whole else plain_form(model)
+        exported = model if is_whole else _plain_form(model)
         # Some formats require a model that was called.
         exported._called = model._called
         return original(exported, path, *args, **kwargs)

@@ -1,14 +1,30 @@
-"""Errors for models, optimizers and metrics made outside of the strategy's scope, which name the part."""
+"""Parts of a program that were made outside of the strategy's scope: errors that name the part, and warnings of writes.
+
+Models, optimizers and metrics are refused. A program's step that writes a ``tf.Variable`` of one device is warned of:
+replicas have no components of such a variable, and write it one after the other. `stored_values` checks variables of
+Keras where they are assigned, by path; TensorFlow's own are only seen where TensorFlow writes them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from strategies._tf_internals import DistributedVariable
+from strategies._keras_hooks.wrapping import wrap
+from strategies._tf_internals import BaseResourceVariable, DistributedVariable, ResourceVariable
+from strategies.batches import shares
+from strategies.batches.program_lines import is_called_by_program
+from strategies.engine import state_writes
+
+
+def install() -> None:
+    """Wraps writes of TensorFlow's variables: scatters, and writes that return the variable, end in `_lazy_read`."""
+    wrap(BaseResourceVariable, "_lazy_read", _write)
+    for name in ("assign", "assign_add", "assign_sub"):
+        wrap(ResourceVariable, name, _write)
 
 
 def check_part(strategy: tf.distribute.Strategy, kind: str, part: object) -> None:
@@ -77,3 +93,15 @@ def _not_made_under(what: str, strategy: tf.distribute.Strategy) -> str:
         f"its {strategy.num_replicas_in_sync} replicas. Make it inside `with strategy.scope():`, with the same "
         "strategy object as the rest of the model."
     )
+
+
+def _write(original: Callable[..., Any], variable: tf.Variable, *args: Any, **kwargs: Any) -> Any:
+    # In TensorFlow, a component or its handle refers to the distributed variable that it belongs to.
+    is_component = hasattr(variable, "_distributed_container") or hasattr(variable.handle, "_distributed_container")
+    if (
+        not is_component
+        and shares.current() is not None
+        and is_called_by_program("tensorflow", "functools", "contextlib")
+    ):
+        state_writes.check_in_scope(variable.name.partition(":")[0], variable)
+    return original(variable, *args, **kwargs)

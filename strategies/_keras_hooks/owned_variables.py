@@ -1,8 +1,8 @@
-"""Optimizers where a replica spans processes: each process updates the variables that it owns.
+"""Optimizers and adapted layers where a replica spans processes: each process updates the variables that it owns.
 
 Every process builds the optimizer with all variables of the model, and is given all of them in every step. A variable
 that only other processes own has no gradient, no value and no slots in this process. All processes decide together
-whether a step is skipped after an overflow.
+whether a step is skipped after an overflow. A `Normalization` that others own is not adapted here.
 """
 
 from __future__ import annotations
@@ -18,15 +18,17 @@ from keras.src.optimizers import base_optimizer, loss_scale_optimizer
 from strategies._keras_hooks.sharded_optimizers import sharded_updates
 from strategies._keras_hooks.whole_updates import shards_of
 from strategies._keras_hooks.wrapping import spanning_parts, wrap
+from strategies.replica.deferred import is_remote
 from strategies.replica.owners import is_owned
 from strategies.replica.weight_slices import WeightSlice
 
 
 def install() -> None:
-    """Wraps the check for overflow, and the methods that loop over all variables of a model."""
+    """Wraps the check for overflow, the loops over all variables of a model, and the end of a layer's adaptation."""
     wrap(loss_scale_optimizer.LossScaleOptimizer, "check_finite", _check_finite)
     wrap(base_optimizer.BaseOptimizer, "_update_model_variables_moving_average", _for_owned)
     wrap(keras_tf_optimizer.TFOptimizer, "_overwrite_model_variables_with_average_value", _for_owned)
+    wrap(keras.layers.Normalization, "finalize_state", _finalize, in_step=False)
 
 
 def apply_owned(
@@ -118,3 +120,13 @@ def _for_owned(original: Callable[..., None], optimizer: keras.Optimizer, traina
         if _is_owned(shard)
     ]
     return original(_Seen(optimizer, [own for _, own in pairs]), [shard for shard, _ in pairs])
+
+
+def _finalize(original: Callable[[Any], None], layer: Any) -> None:
+    """Turns the variables of a `Normalization` into constants; see `tests/strategies/processes/spanning_pipe.py`."""
+    if not layer.built or layer.input_mean is not None or not is_remote(layer.adapt_mean):
+        original(layer)
+        return
+    # Only the shapes matter: this process never computes the layer.
+    layer.mean = tf.zeros(layer._broadcast_shape, layer.compute_dtype)
+    layer.variance = tf.ones(layer._broadcast_shape, layer.compute_dtype)

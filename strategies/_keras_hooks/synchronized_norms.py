@@ -23,7 +23,7 @@ from strategies.batches.row_kinds import Kind
 from strategies.batches.row_marks import mark
 from strategies.batches.row_warnings import warn
 from strategies.engine.engine import engine_of
-from strategies.engine.findings import Finding
+from strategies.engine.strategy import Finding
 
 _SUM = tf.distribute.ReduceOp.SUM
 _Moments = tuple[tf.Tensor, tf.Tensor]

@@ -21,7 +21,6 @@ from strategies._keras_hooks import (
     compiled_steps,
     losses,
     optimizer_variables,
-    progress,
     same_inputs,
     same_models,
     shapes,
@@ -39,6 +38,7 @@ from strategies.batches.sharding import AgreedIterator
 from strategies.engine import legacy_keras
 from strategies.engine.context import TrainerCall, called_by_trainer
 from strategies.engine.engine import engine_of
+from strategies.engine.explained import calling
 from strategies.engine.variables import MetricVariable
 from strategies.replica.deferred import in_shapes_only
 from strategies.replica.splitting import check_frozen
@@ -77,7 +77,7 @@ def _entry(
     if engine is None:
         return original(model, *args, **kwargs)
     arguments = inspect.signature(original).bind(model, *args, **kwargs).arguments
-    with progress.called(engine.member, original.__name__), same_inputs.comparing_arguments(arguments):
+    with calling(engine.member, original.__name__), same_inputs.comparing_arguments(arguments):
         _check(model, strategy)
         same_models.compare(model)
         if engine.process_group is None:

@@ -8,8 +8,7 @@ from typing import Literal
 import tensorflow as tf
 
 from strategies.collectives import checks
-from strategies.collectives.channel import Channel
-from strategies.collectives.transport import Op, Pairs, Transport
+from strategies.collectives.transport import Channel, Op, Pairs, Transport
 
 __all__ = ["Channel", "Collectives", "Op", "Pairs"]
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 import tensorflow as tf
 
 from strategies.collectives.descriptions import carried
-from strategies.collectives.handles import capturable, make_handle, run_beside_others
+from strategies.collectives.traced_ops import capturable, make_handle, run_beside_others
 from strategies.control_plane import Wait
 
 # The number of counters in one tensor.

@@ -9,9 +9,8 @@ import tensorflow as tf
 
 from strategies.collectives import checks
 from strategies.collectives.base import Collectives
-from strategies.collectives.channel import Channel
 from strategies.collectives.fixed_order import reduce_in_order, sum_in_order
-from strategies.collectives.transport import Op, Pairs
+from strategies.collectives.transport import Channel, Op, Pairs
 from strategies.topology.mesh import DeviceMesh
 
 

@@ -1,18 +1,51 @@
-"""The interface that a transport has to implement: the communication itself."""
+"""The interface that a transport has to implement, and the shapes of its tensors, as far as they are known."""
 
 from __future__ import annotations
 
 import abc
+import math
 from collections.abc import Callable, Sequence
 from typing import Literal
 
 import tensorflow as tf
 
-from strategies.collectives.channel import Channel
 from strategies.topology.mesh import DeviceMesh
 
 Op = Literal["sum", "mean", "min", "max"]
 Pairs = Sequence[tuple[int, int]]
+#: Dimensions: integers where known at tracing time, else int32 scalars.
+Shape = Sequence[int | tf.Tensor]
+
+
+class Channel(abc.ABC):
+    """One-way messages between two positions of an axis; made by `Collectives.channel`."""
+
+    @abc.abstractmethod
+    def send(self, values: Sequence[tf.Tensor], tag: int = 0) -> list[tf.Tensor]:
+        """Sends one value from each local source.
+
+        Args:
+            values: one for each coordinate of this process at the source position, ascending; any shape.
+            tag: the number of the message; each may be sent once.
+
+        Returns:
+            A tensor for each value, ready when the send has completed. **This may require that the peer has posted its
+            receive**: only the end of the step may depend on it, neither computation nor a receive.
+        """
+
+    @abc.abstractmethod
+    def recv(self, shapes: Sequence[Sequence[int] | tf.Tensor], dtype: tf.DType, tag: int = 0) -> list[tf.Tensor]:
+        """Receives the values that the peers send with `tag`.
+
+        Args:
+            shapes: one for each coordinate of this process at the target position, ascending: the shape sent,
+                as integers where the sender knows it statically, as an int32 tensor where it does not.
+            dtype: the dtype sent.
+            tag: the number of the message; each may be received once.
+
+        Returns:
+            The values, each on its device. They have no gradient: a schedule receives gradients as messages, too.
+        """
 
 
 class Transport(abc.ABC):
@@ -99,3 +132,17 @@ class Transport(abc.ABC):
     def _cut(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         # Detached: a transport's ops may have no gradient, or one that is not the adjoint.
         return self._on_devices(lambda local, _: tf.stop_gradient(values[local]))
+
+
+def shape_of(value: tf.Tensor) -> list[int | tf.Tensor]:
+    """Returns the dimensions: integers where known, else int32 scalars."""
+    static = value.shape.as_list()
+    if None not in static:
+        return list(static)
+    dynamic = tf.shape(value)
+    return [dynamic[dim] if size is None else size for dim, size in enumerate(static)]
+
+
+def num_elements(shape: Shape | tf.Tensor) -> int | tf.Tensor:
+    """Returns the product of the dimensions: an integer if all are integers, else an int32 scalar."""
+    return tf.reduce_prod(shape) if isinstance(shape, tf.Tensor) else math.prod(shape)

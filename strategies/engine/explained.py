@@ -1,4 +1,4 @@
-"""Explains errors of collectives by what the other processes report.
+"""Explains errors of collectives by what the other processes report, and reports this process' own to them.
 
 An error that TensorFlow or Horovod raises because another process has exited names neither that process nor the step,
 and comes with the traceback of the whole step. The user gets an error that names both.
@@ -10,10 +10,11 @@ import contextlib
 import logging
 import traceback
 from collections.abc import Iterator
+from dataclasses import replace
 
 import tensorflow as tf
 
-from strategies.control_plane import Member
+from strategies.control_plane import Member, Position
 from strategies.topology.rank_end import leave_traceback
 
 _logger = logging.getLogger(__name__)
@@ -47,6 +48,32 @@ def explained(member: Member, what: str = "") -> Iterator[None]:
         if path is not None:
             _logger.warning("The traceback of rank %d is in %s", member.rank, path)
         raise member.lost(f"{reason} (Here: rank {member.rank}, {member.position}.)") from None
+
+
+@contextlib.contextmanager
+def calling(member: Member, call: str) -> Iterator[None]:
+    """Context manager: records that this process runs a method of a model, and reports an error that ends it."""
+    before = member.position
+    if before.call:
+        # A nested call, such as `fit` evaluating.
+        member.position = Position(f"{call} inside of {before.call}", before.epoch, 0)
+    else:
+        member.forget_failure()
+        member.preemption.end_if_asked()
+        member.position = Position(call)
+    try:
+        with explained(member):
+            yield
+    except BaseException as error:
+        # The callback that made a nested call may handle its error.
+        if not before.call:
+            member.note_failure(error)
+            member.preemption.drop_saver()
+            if isinstance(error, SystemExit):
+                member.wait_for_answers(error)
+        raise
+    finally:
+        member.position = before if before.call else replace(member.position, call="", last_call=call)
 
 
 @contextlib.contextmanager

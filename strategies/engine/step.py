@@ -17,7 +17,7 @@ those of phase 4, are then fused with the gradients' reduction.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -34,16 +34,51 @@ from strategies._tf_internals import (
 from strategies.batches import inputs, shares
 from strategies.batches.row_marks import marking
 from strategies.batches.rows import add_dummy_rows, rows_of
-from strategies.collectives import step_dependency
+from strategies.collectives.traced_ops import collectives_after
 from strategies.engine.context import StepContext, trainer_call
 from strategies.engine.explained import merge_errors_explained
 from strategies.engine.layout import ReplicaLayout
 from strategies.engine.outputs import combined
 from strategies.engine.replica_state import ReplicaWrites, agree
-from strategies.engine.row_weights import RowWeights
 from strategies.engine.same_batches import SameBatches
 from strategies.engine.waiting import Waits
 from strategies.replica.attributes import ReplicaAttributes
+
+
+class _RowWeights:
+    """The row weights of the local replicas, one variable for each, for graphs that outlive a step.
+
+    A ``tf.function`` that replicas call is traced once and serves later steps, whose batches may be split differently.
+    It reads row weights from variables; every step sets these once one of them has been read.
+
+    Args:
+        devices: the devices of the local replicas.
+    """
+
+    def __init__(self, devices: Sequence[str]) -> None:
+        self._are_read = False
+        self._weights: list[tf.Variable] = []
+        for device in devices:
+            with tf.device(device):
+                self._weights.append(tf.Variable(0.0, trainable=False, name="row_weight"))
+
+    def set(self, step_shares: Sequence[shares.Share]) -> None:
+        """Writes the weights of a step to the variables, if any function reads them."""
+        if self._are_read:
+            self._assign(step_shares)
+
+    def read(self, step_shares: Sequence[shares.Share], replica: int, graph: tf.Graph) -> tf.Tensor:
+        """Returns a replica's weight, in a graph that outlives the step, whose own graph is `graph`."""
+        if not self._are_read:
+            self._are_read = True
+            with graph.as_default() if getattr(graph, "building_function", False) else tf.init_scope():
+                self._assign(step_shares)
+        return self._weights[replica].read_value()
+
+    def _assign(self, step_shares: Sequence[shares.Share]) -> None:
+        for variable, share in zip(self._weights, step_shares, strict=True):
+            with tf.device(variable.device):
+                variable.assign(share.weight)
 
 
 class Steps:
@@ -63,7 +98,7 @@ class Steps:
         self._layout = layout
         self._waits = waits
         self._same_batches = same_batches
-        self._row_weights = RowWeights(layout.devices)
+        self._row_weights = _RowWeights(layout.devices)
         self._writes = ReplicaWrites()
         self._lifted: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
         #: The state of the running step; replaced in :meth:`_run_step` only.
@@ -130,7 +165,7 @@ class Steps:
         if self._same_batches is None or trainer_call().combination is None:
             return self._run_step(fn, args, kwargs)
         (args, kwargs), compared = self._same_batches.compared((args, kwargs))
-        with step_dependency.after(compared):
+        with collectives_after(compared):
             return self._run_step(fn, args, kwargs)
 
     def _run_step(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -1,4 +1,4 @@
-"""The properties that all strategies have: their mesh, and this process' rank in the job."""
+"""The properties that all strategies have: mesh, this process' rank in the job, and what their `check` finds."""
 
 from __future__ import annotations
 
@@ -74,6 +74,31 @@ def sharding_of(
 def num_sharing(sharding: ShardingGroups | None) -> int:
     """Returns the number of processes along "data" over which the optimizer is sharded."""
     return 1 if sharding is None else sharding.num_processes
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """A layer whose numbers under a strategy differ from those of one device.
+
+    Attributes:
+        layer: its path, or its name if it has none.
+        difference: one sentence: how it differs from one device.
+        fix: one sentence: how to make it equal.
+
+    Example:
+
+        strategy = strategies.MirroredStrategy(["CPU:0", "CPU:1"])
+        with strategy.scope():
+            model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1, activity_regularizer="l2")])
+        assert strategy.check(model) == ()
+    """
+
+    layer: str
+    difference: str
+    fix: str
+
+    def __str__(self) -> str:
+        return f"{self.layer}: {self.difference} {self.fix}"
 
 
 class MeshStrategy(tf.distribute.Strategy):

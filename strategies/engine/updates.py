@@ -10,15 +10,16 @@ from typing import Any
 
 import tensorflow as tf
 
-from strategies._tf_internals import DistributedVariable, UpdateContext, select_replica
+from strategies._tf_internals import DistributedVariable, PerReplica, UpdateContext, select_replica
 from strategies.collectives.descriptions import carrying, listed
-from strategies.engine.copies import with_same_bits
 from strategies.engine.gradient_sync import Accumulation, GradientSync
-from strategies.engine.layout import ReplicaLayout
+from strategies.engine.layout import ReplicaLayout, local_values
 from strategies.engine.reductions import FusedReduction
 from strategies.engine.replica_state import state_vectors
 from strategies.engine.step import Steps
+from strategies.replica.owners import coordinates_of
 from strategies.replica.parts import ReplicaParts
+from strategies.replica.stage_messages import Description, StageMessages
 
 
 class Updates:
@@ -70,7 +71,7 @@ class Updates:
             shares = self._steps.context.shares
             sums, totals = self._gradient_sync.synchronized(gradients, targets, shares, accumulation, fused)
         if targets is not None:
-            sums = with_same_bits(self._parts, self._layout.num_replicas, sums, targets)
+            sums = _with_same_bits(self._parts, self._layout.num_replicas, sums, targets)
         return sums, totals
 
     def defer(self, update: Callable[[Sequence[FusedReduction]], tuple[Any, list[tf.Tensor]]]) -> None:
@@ -96,3 +97,42 @@ class Updates:
         for vector, mean in zip(vectors, totals[len(fused) :], strict=True):
             vector.assign(mean)
         return totals[: len(fused)]
+
+
+def _with_same_bits(parts: ReplicaParts, num_replicas: int, gradients: list[Any], targets: Sequence[Any]) -> list[Any]:
+    """Returns gradients in which every copy of a weight has the bits of the first owner's, as of a tied embedding.
+
+    Each copy, in a stage of its own, has its gradient reduced over "data" in its own process group. From three replicas
+    on, the order in which a group adds depends on what else is in the message: the sums would differ in their last
+    bits, and the copies would drift apart step by step. The contract is tested in
+    ``tests/strategies/processes/spanning_copies.py``.
+
+    Args:
+        parts: the parts of the replica. Its processes along "pipe" call this function together.
+        num_replicas: the number of replicas over which the gradients were summed. A sum of two terms does not depend on
+            their order.
+        gradients: for each variable the sum over all replicas; None for variables of other processes. Slices are
+            concatenated, not added, and are returned unchanged.
+        targets: the variables.
+    """
+    if num_replicas < 3 or not parts.crosses("pipe"):
+        return gradients
+    found = list(gradients)
+    messages: StageMessages | None = None
+    for i, (gradient, target) in enumerate(zip(gradients, targets, strict=True)):
+        coordinates = coordinates_of(target)
+        owners = sorted({parts.process_at("pipe", position) for position in coordinates.get("pipe", ())})
+        part = parts.local_part(coordinates)
+        # No process has two replicas if one spans processes.
+        [value] = local_values(gradient)
+        if len(owners) < 2 or part is None or not isinstance(value, tf.Tensor):
+            continue
+        messages = messages or StageMessages(parts)
+        first, *others = owners
+        if messages.position == first:
+            for other in others:
+                messages.send(part, other, [value])
+        else:
+            described = [Description.from_tensor(tf.ensure_shape(value, target.shape))]
+            found[i] = PerReplica(tuple(messages.receive(part, first, described)))
+    return found

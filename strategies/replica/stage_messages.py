@@ -22,9 +22,9 @@ import tensorflow as tf
 from strategies.batches import shares
 from strategies.batches.row_kinds import Kind
 from strategies.batches.row_marks import mark
-from strategies.collectives.channel import Channel
 from strategies.collectives.clocks import offset_to_first
 from strategies.collectives.process_group import from_wire, to_wire, wire_dtype
+from strategies.collectives.transport import Channel
 from strategies.replica.parts import ReplicaParts
 from strategies.replica.slices import Lookups, side_by_side
 

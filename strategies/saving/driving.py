@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import tensorflow as tf
 
 from strategies.collectives.process_group import ProcessGroup
-from strategies.collectives.texts import broadcast_text
+from strategies.collectives.strings import broadcast_text
 from strategies.engine.engine import Engine
 from strategies.engine.explained import explained
 from strategies.replica.deferred import component_of

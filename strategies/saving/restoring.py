@@ -14,7 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from strategies.collectives.process_group import ProcessGroup
-from strategies.collectives.texts import broadcast_text
+from strategies.collectives.strings import broadcast_text
 from strategies.engine.engine import Engine, engine_of
 from strategies.engine.explained import explained
 from strategies.engine.variables import MetricVariable, PartialSumVariable, accumulators_of, level

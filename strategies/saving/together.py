@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from strategies.collectives.texts import gather_texts
+from strategies.collectives.strings import gather_texts
 from strategies.engine.engine import Engine, engine_of
 from strategies.engine.variables import MetricVariable
 from strategies.replica.splitting import value_of

@@ -76,7 +76,7 @@ TESTS: dict[str, tuple[str, ...]] = {
         f"{_ENGINE}/test_state_writes.py::test_state_of_metrics_that_is_no_sum_is_reported",
     ),
     "a `tf.Variable` that was made outside": (
-        f"{_HOOKS}/test_outside_variables.py::test_they_are_warned_of_where_they_are_written",
+        f"{_HOOKS}/test_outside.py::test_they_are_warned_of_where_they_are_written",
     ),
     "a layer that mixes rows": (
         f"{_HOOKS}/test_kinds.py::test_layers_that_mix_rows_are_said_and_found",

@@ -12,7 +12,7 @@ import pytest
 
 import keras_ext
 import strategies
-from keras_ext.resident_memory import resident_bytes
+from keras_ext.memory import resident_bytes
 from strategies.engine.strategy import Sharded
 
 KINDS = ("weights", "gradients", "optimizer", "gathered", "activations", "together")

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from strategies.collectives import checks
-from strategies.collectives.channel import Channel
 from strategies.collectives.horovod.members import Group, from_bits, to_bits
-from strategies.collectives.shapes import num_elements, shape_of
+from strategies.collectives.transport import Channel, num_elements, shape_of
 from strategies.control_plane.waits import RECEIVE
 
 

@@ -10,14 +10,13 @@ import tensorflow as tf
 
 from strategies.collectives import checks
 from strategies.collectives.base import Collectives
-from strategies.collectives.channel import Channel
 from strategies.collectives.horovod import members
 from strategies.collectives.horovod.channel import HorovodChannel
 from strategies.collectives.horovod.fence import Fence
 from strategies.collectives.horovod.group import HorovodGroup
 from strategies.collectives.horovod.process_sets import channel_sets, check_running, group_ranks, process_sets
 from strategies.collectives.horovod.runtime import INSTANCES, SESSION, find_set, running_sets
-from strategies.collectives.transport import Op, Pairs
+from strategies.collectives.transport import Channel, Op, Pairs
 from strategies.collectives.watchdog import Watchdog
 from strategies.control_plane import Member
 from strategies.topology.mesh import DeviceMesh

@@ -19,8 +19,12 @@ import tensorflow as tf
 from horovod.common.elastic import State, run_fn
 from horovod.common.exceptions import HorovodInternalError
 
-from strategies.collectives.horovod.runtime import GLOO_VARIABLE, SESSION, has_own_gloo_limit
-from strategies.collectives.horovod.threads import network_threads_yield
+from strategies.collectives.horovod.runtime import (
+    GLOO_VARIABLE,
+    SESSION,
+    has_own_gloo_limit,
+    network_threads_yield,
+)
 from strategies.control_plane import DistributedError
 
 _logger = logging.getLogger(__name__)

@@ -18,8 +18,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from strategies.collectives.handles import capturable, make_handle
-from strategies.collectives.step_dependency import step_dependencies
+from strategies.collectives.traced_ops import capturable, make_handle, step_dependencies
 
 
 class Fence:

@@ -13,7 +13,7 @@ import tensorflow as tf
 from strategies.collectives.horovod import members
 from strategies.collectives.horovod.fence import Fence
 from strategies.collectives.ledger import Ledger
-from strategies.collectives.shapes import shape_of
+from strategies.collectives.transport import shape_of
 from strategies.control_plane import Wait
 
 _KINDS = {

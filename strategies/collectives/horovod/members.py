@@ -13,8 +13,7 @@ from typing import TypeVar
 import tensorflow as tf
 
 from strategies.collectives.fixed_order import sum_of_rows
-from strategies.collectives.shapes import num_elements, shape_of
-from strategies.collectives.transport import Pairs
+from strategies.collectives.transport import Pairs, num_elements, shape_of
 
 _T = TypeVar("_T")
 

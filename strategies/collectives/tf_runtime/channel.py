@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from strategies.collectives import checks
-from strategies.collectives.channel import Channel
 from strategies.collectives.tf_runtime import members, wire
+from strategies.collectives.transport import Channel
 
 #: The device of the local end, the group as this end sees it, and the number of its first op.
 Link = tuple[str, wire.CollectiveGroup, int]

@@ -11,11 +11,9 @@ import tensorflow as tf
 
 from strategies._tf_internals import eager_context
 from strategies.collectives.base import Collectives
-from strategies.collectives.channel import Channel
-from strategies.collectives.shapes import shape_of
 from strategies.collectives.tf_runtime import members, wire
 from strategies.collectives.tf_runtime.channel import Link, RuntimeChannel
-from strategies.collectives.transport import Op, Pairs
+from strategies.collectives.transport import Channel, Op, Pairs, shape_of
 from strategies.collectives.watchdog import Watchdog
 from strategies.control_plane import Member
 from strategies.topology.devices import is_gpu, list_own_devices

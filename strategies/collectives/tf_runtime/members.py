@@ -7,9 +7,9 @@ import itertools
 import tensorflow as tf
 
 from strategies.collectives.fixed_order import reduce_in_order, sum_of_rows
-from strategies.collectives.shapes import Shape, num_elements, shape_of
 from strategies.collectives.tf_runtime import wire
 from strategies.collectives.tf_runtime.wire import CollectiveGroup
+from strategies.collectives.transport import Shape, num_elements, shape_of
 from strategies.control_plane.waits import RECEIVE
 
 _MERGE_OPS = {"sum": "Add", "min": "Min", "max": "Max"}

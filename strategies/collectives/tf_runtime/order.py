@@ -28,7 +28,7 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from strategies.collectives.handles import capturable, make_handle
+from strategies.collectives.traced_ops import capturable, make_handle
 
 
 class _Tokens:

@@ -28,10 +28,10 @@ from dataclasses import dataclass, replace
 
 import tensorflow as tf
 
-from strategies.collectives.handles import run_beside_others
 from strategies.collectives.ledger import Ledger
-from strategies.collectives.shapes import Shape, num_elements, shape_of
 from strategies.collectives.tf_runtime import order
+from strategies.collectives.traced_ops import run_beside_others
+from strategies.collectives.transport import Shape, num_elements, shape_of
 from strategies.control_plane import Wait
 from strategies.control_plane.waits import RECEIVE
 

@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import pytest
 
-from keras_ext.cloning import Copies, attributes, copy_state, pairs
+from keras_ext.cloning import Copies, copy_state, pairs, state
 from strategies import layer_api
 from strategies.replica.weight_identity import keys_of
 from tests.keras_ext.cloning.copies import L, parallelized
@@ -70,9 +70,9 @@ def differences(model: Any, made: Any) -> list[str]:
 
 
 def test_every_attribute_of_a_variable_is_known() -> None:
-    assert SETTABLE | {"_autocast"} == set(attributes.ATTRIBUTES)
+    assert SETTABLE | {"_autocast"} == set(state.ATTRIBUTES)
     arguments = set(inspect.signature(VARIABLE.__init__).parameters) - {"self"} - OF_MAKING
-    assert arguments <= {each.lstrip("_") for each in attributes.ATTRIBUTES} | set(GIVEN)
+    assert arguments <= {each.lstrip("_") for each in state.ATTRIBUTES} | set(GIVEN)
 
 
 @pytest.mark.parametrize("copy", [copied, parallelized], ids=["Copies", "parallelize"])
@@ -86,10 +86,10 @@ def test_each_of_keras_layers(copy: Callable[[Any], Any]) -> None:
         assert one is model or one.trainable == other.trainable, one.name
 
 
-@pytest.mark.parametrize("forgotten", attributes.ATTRIBUTES)
+@pytest.mark.parametrize("forgotten", state.ATTRIBUTES)
 def test_a_forgotten_attribute_is_found(forgotten: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = keras.Sequential([keras.Input((4,)), L.Dense(4), L.BatchNormalization()])
     set_odd(model)
-    monkeypatch.setattr(attributes, "ATTRIBUTES", tuple({*attributes.ATTRIBUTES} - {forgotten}))
+    monkeypatch.setattr(state, "ATTRIBUTES", tuple({*state.ATTRIBUTES} - {forgotten}))
     for made in (copied(model), parallelized(model)):
         assert any(each.startswith(f"{forgotten} of ") for each in differences(model, made))

@@ -1,4 +1,4 @@
-"""Threads started in the context get a scheduling policy that preempts no other thread. Horovod is not needed."""
+"""Threads started in the context get a scheduling policy that preempts no other thread. Horovod is not started."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from strategies.collectives.horovod.threads import network_threads_yield
+from strategies.collectives.horovod.runtime import network_threads_yield
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has this policy")
 

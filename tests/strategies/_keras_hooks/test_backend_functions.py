@@ -1,4 +1,8 @@
-"""Rows of tables on a parameter device are looked up on that device, as Keras looks them up."""
+"""Rows of tables on a parameter device are looked up on that device, as Keras looks them up.
+
+Numbers of rows: `test_kinds` and `tests/strategies/batches/test_row_dependence.py`. Recomputed layers: `exercise.py`
+and `tests/keras_ext/pipeline/test_remat.py`.
+"""
 
 from __future__ import annotations
 
