@@ -75,7 +75,8 @@ def assert_parity(
 
 
 def mlp() -> keras.Model:
-    hidden = [layers.Dense(8, "tanh") for _ in range(3)]
+    # A layer for each stage of the interleaved schedule, which has two for each device.
+    hidden = [layers.Dense(8, "tanh") for _ in range(2 * NUM_STAGES - 1)]
     return keras.Sequential([keras.Input((6,)), *hidden, layers.Dense(1)])
 
 
@@ -253,7 +254,8 @@ def learnt_beforehand() -> keras.Model:
 @pytest.mark.parametrize("settings", [{"global_clipnorm": 0.05}, {"gradient_accumulation_steps": 2}])
 def test_a_stage_that_learns_nothing_in_training(settings: dict[str, Any]) -> None:
     run = fit_arrays(ROWS, NUMBERS, batch_size=8, predict=False)
-    assert_parity(learnt_beforehand, run, lambda: keras.optimizers.Adam(1e-2, **settings), partition=["dense_1"])
+    partition = ["dense_1"] if NUM_STAGES == 2 else ["dense", "dense_1", "dense_2"]
+    assert_parity(learnt_beforehand, run, lambda: keras.optimizers.Adam(1e-2, **settings), partition=partition)
 
 
 def test_a_call_returns_the_outputs_on_every_rank() -> None:
@@ -276,10 +278,12 @@ def test_one_timeline_of_all_ranks(tmp_path: Path) -> None:
     timeline = model.pipeline_timeline(dataset, tmp_path / "step.svg")
     assert [(tmp_path / name).exists() for name in ("step.svg", "step.json")] == [job().rank == 0] * 2
     np.testing.assert_equal(model.get_weights(), before)
-    assert timeline.device_names == ("rank 0 CPU:0", "rank 1 CPU:0")
+    num_devices = NUM_STAGES // 2
+    assert timeline.device_names == tuple(f"rank {rank} CPU:{i}" for rank in range(2) for i in range(num_devices))
     assert 0 < timeline.clock_error < 1
-    needed = [(Action(0, Kind.FORWARD, i), Action(1, Kind.FORWARD, i)) for i in range(3)]
-    needed += [(Action(1, Kind.BACKWARD, i), Action(0, Kind.BACKWARD, i)) for i in range(3)]
+    cuts = [(stage, i) for stage in range(NUM_STAGES - 1) for i in range(3)]
+    needed = [(Action(stage, Kind.FORWARD, i), Action(stage + 1, Kind.FORWARD, i)) for stage, i in cuts]
+    needed += [(Action(stage + 1, Kind.BACKWARD, i), Action(stage, Kind.BACKWARD, i)) for stage, i in cuts]
     early = max(timeline.times[made][1] - timeline.times[taken][0] for made, taken in needed)
     assert on_all_ranks(early - timeline.clock_error) <= 0
 
