@@ -133,13 +133,18 @@ def gathering() -> Any:
     return keras.optimizers.Adam(1e-3, gradient_accumulation_steps=3, clipnorm=0.05)
 
 
+def gathering_momentum() -> Any:
+    return keras.optimizers.SGD(0.1, momentum=0.9, gradient_accumulation_steps=3, clipnorm=0.5)
+
+
 @pytest.mark.skipif(NUM_LOCAL != 2, reason="of the meshes of two devices in each process")
 class TestTwoDevices:
     def test_stages(self) -> None:
         assert_parity({"data": 2, "pipe": 2}, adam)
 
     def test_shards(self) -> None:
-        assert_parity({"data": 2, "tensor": 2}, adam, functools.partial(plain_model, normalized=True))
+        # Not Adam: it divides gradients near zero by themselves, and so shows the order of sums.
+        assert_parity({"data": 2, "tensor": 2}, momentum, functools.partial(plain_model, normalized=True))
 
     def test_a_loss_scale_and_whole_weights(self) -> None:
         # Lamb needs whole weights, so a split weight is gathered for it.
@@ -153,7 +158,7 @@ class TestFourDevices:
 
     def test_two_replicas_in_each_process(self) -> None:
         make = functools.partial(plain_model, normalized=True)
-        assert_parity({"data": 4, "tensor": 2}, gathering, make, predict=False, steps_per_execution=2)
+        assert_parity({"data": 4, "tensor": 2}, gathering_momentum, make, predict=False, steps_per_execution=2)
 
     @pytest.mark.skipif(ENGINE == "HorovodStrategy", reason="Horovod joins processes, not their devices")
     def test_sums_between_the_devices_of_all_processes(self, monkeypatch: pytest.MonkeyPatch) -> None:
