@@ -4,19 +4,17 @@ import pytest
 
 from tests.selecting import leave_to_parity_all
 
-# Replicas that span processes are trained by `test_spanning`, which covers every kind of crossing; the features of each
-# kind have suites of their own. Replicas of several devices in each of two processes are trained by the tests of the
-# ImageNet example. Sharding of data and writing of files are the same under both strategies.
+# Replicas that span processes are trained by `test_spanning`, which covers every kind of crossing; their optimizers,
+# files and refusals have suites of their own, which run with one engine. Replicas of several devices in each of two
+# processes are trained by the tests of the ImageNet example. Sharding of data and writing of files are the same under
+# both strategies.
 LEFT_OUT = (
     "[programs-MultiWorkerMirroredStrategy]",
     "[data-HorovodStrategy]",
     "[files-HorovodStrategy]",
     "[readers-MultiWorkerMirroredStrategy]",
-    "[spanning-MultiWorkerMirroredStrategy]",
     "[spanning-HorovodStrategy]",
-    "[spanning-refusals-MultiWorkerMirroredStrategy]",
     "[spanning-refusals-HorovodStrategy]",
-    "[spanning-files-MultiWorkerMirroredStrategy]",
     "[spanning-files-HorovodStrategy]",
     "[meshes-2-MultiWorkerMirroredStrategy]",
     "[meshes-2-HorovodStrategy]",
