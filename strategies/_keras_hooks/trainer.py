@@ -39,7 +39,7 @@ from strategies.engine import legacy_keras
 from strategies.engine.context import TrainerCall, called_by_trainer
 from strategies.engine.engine import engine_of
 from strategies.engine.explained import calling
-from strategies.engine.variables import MetricVariable
+from strategies.engine.metric_variables import MetricVariable
 from strategies.replica.deferred import in_shapes_only
 from strategies.replica.splitting import check_frozen
 
