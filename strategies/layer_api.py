@@ -30,9 +30,10 @@ from strategies.replica.recomputed import may_recompute, recomputed
 from strategies.replica.refused_gradients import refuse_gradients, unrecorded
 from strategies.replica.row_exchange import RowExchange, lie_on_replicas, num_replicas, row_exchange, sharded_rows
 from strategies.replica.row_lookups import sharded_lookup
-from strategies.replica.splitting import SplitWeight, joined
+from strategies.replica.splitting import SplitWeight
 from strategies.replica.stage_messages import Description, GradientParcel, StageMessages, clock_offset
 from strategies.replica.weight_identity import note_copy
+from strategies.replica.whole_weights import joined
 from strategies.saving.restoring import state_of
 from strategies.saving.together import from_all_ranks, values_of, write_together
 from strategies.topology.rank_end import PREEMPTED
