@@ -234,12 +234,12 @@ class PipelineModel(keras.Model):
         flows = getattr(self._local, "flows", False)
         if self._placed.crosses and not layer_api.in_shapes_only():
             if flows:
-                with self._parts.split_into(number):
+                with layer_api.split_into(number):
                     return forward.across(flat, number, training, not getattr(self._local, "tests", False))
             return forward.called_across(flat, number, training, self.name, self.trainable_variables)
         if not flows or training:
             return forward.computed(flat, training), []
-        with self._parts.split_into(number):
+        with layer_api.split_into(number):
             return forward.flowing(flat, number)
 
     def computed_with_losses(self, flat: Sequence[Any]) -> tuple[Any, list[Any]]:
@@ -273,7 +273,7 @@ class PipelineModel(keras.Model):
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         with (
             self._flowing(tests=True),
-            self._parts.in_microbatches(data, Microbatches.from_batch(x, self.num_microbatches).sizes),
+            layer_api.in_microbatches(data, Microbatches.from_batch(x, self.num_microbatches).sizes),
         ):
             if self._placed.crosses:
                 check_on_all_ranks(self, (x, y, sample_weight), training=False)
@@ -294,7 +294,7 @@ class PipelineModel(keras.Model):
         data = keras.tree.map_structure(lambda each: None if each is None else ops.convert_to_tensor(each), data)
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         cut_up = Microbatches.from_batch(x, self.num_microbatches)
-        with self._parts.in_microbatches(data, cut_up.sizes):
+        with layer_api.in_microbatches(data, cut_up.sizes):
             return self._train_step(cut_up, x, y, sample_weight)
 
     def _train_step(self, cut_up: Microbatches, x: Any, y: Any, sample_weight: Any) -> Any:
@@ -304,7 +304,7 @@ class PipelineModel(keras.Model):
         if self._placed.crosses:
             check_on_all_ranks(self, (x, y, sample_weight), training=True)
         inputs = [dict(zip(map(id, self.inputs), each, strict=True)) for each in cut_up.split(flat)]
-        loss = BatchLoss(self, self._parts, cut_up, (x, y, sample_weight)) if self._placed.has_last else None
+        loss = BatchLoss(self, cut_up, (x, y, sample_weight)) if self._placed.has_last else None
         masks = self._forward.masks(flat, self.num_microbatches)
         if loss is not None:
             loss.begin(None if masks is None else self._packed(masks))
@@ -319,7 +319,7 @@ class PipelineModel(keras.Model):
             self._reshard,
             self._on_action if self._parts.replica == 0 else None,
         )
-        with self._parts.split_into(cut_up.number):
+        with layer_api.split_into(cut_up.number):
             gradients = run.train(None if loss is None else loss.compute)
         if loss is not None:
             loss.update()
@@ -343,7 +343,7 @@ class PipelineModel(keras.Model):
             else {
                 **logs,
                 # Ready once all actions have been recorded. Marked as constant, as it does not depend on rows.
-                "recorded": self._parts.as_constant(sum(run.recorded, ops.zeros(()))),
+                "recorded": layer_api.as_constant(sum(run.recorded, ops.zeros(()))),
             }
         )
 
