@@ -65,7 +65,7 @@ class BatchLoss:
 
     def _computed(self, i: int, batch: Sequence[Any], predicted: Any, added: Sequence[Any]) -> Any:
         model, (x, y, sample_weight) = self._model, batch
-        with model._showing(added, self._microbatch_losses.compiled_loss(i)):
+        with model._thread.showing(added, self._microbatch_losses.compiled_loss(i)):
             loss = model._compute_loss(x=x, y=y, y_pred=predicted, sample_weight=sample_weight, training=True)
         _check_is_number(loss)
         self._losses.append(loss * ops.cast(self._microbatch_losses.shares[i], loss.dtype))
@@ -108,7 +108,7 @@ def check_on_all_ranks(model: Any, batch: tuple[Any, Any, Any], training: bool) 
 
     def loss_of(batch: tuple[Any, Any, Any], predicted: Any, added: list[Any]) -> Any:
         x, y, sample_weight = batch
-        with model._showing(added):
+        with model._thread.showing(added):
             return model._compute_loss(x, y, predicted, sample_weight, training)
 
     def metrics_of(batch: tuple[Any, Any, Any], predicted: Any) -> Any:
