@@ -14,6 +14,7 @@ from strategies._keras_hooks.shapes import SYMBOLIC_ROWS, shapes_of
 from strategies._keras_hooks.sharded_optimizers import some_need_whole
 from strategies._keras_hooks.synchronized_norms import warn_of_norms
 from strategies._keras_hooks.undrawn import variables_undrawn
+from strategies.batches.shares import in_microbatches, split_into
 from strategies.control_plane.preemption import Saver
 from strategies.engine.engine import engine_of
 from strategies.planning import Sharing
@@ -24,15 +25,19 @@ from strategies.replica.inputs_only import compute_from_inputs
 from strategies.replica.joinable import NeedsAllMicrobatchesError, joinable_microbatches
 from strategies.replica.joined_weights import joined_weight
 from strategies.replica.memory import gathered_bytes_per_device
+from strategies.replica.microbatch_terms import as_constant, as_mean, as_mean_over_rows, as_weighed
 from strategies.replica.owners import agree_on
 from strategies.replica.parts import ReplicaParts, current_parts
+from strategies.replica.python_functions import host_callback, in_graph, traced
 from strategies.replica.recomputed import may_recompute, recomputed
 from strategies.replica.refused_gradients import refuse_gradients, unrecorded
 from strategies.replica.row_exchange import RowExchange, lie_on_replicas, num_replicas, row_exchange, sharded_rows
 from strategies.replica.row_lookups import sharded_lookup
-from strategies.replica.splitting import SplitWeight, joined
+from strategies.replica.row_sums import sum_over_replicas, sum_over_rows, sum_over_rows_before
+from strategies.replica.splitting import SplitWeight
 from strategies.replica.stage_messages import Description, GradientParcel, StageMessages, clock_offset
 from strategies.replica.weight_identity import note_copy
+from strategies.replica.whole_weights import joined
 from strategies.saving.restoring import state_of
 from strategies.saving.together import from_all_ranks, values_of, write_together
 from strategies.topology.rank_end import PREEMPTED
@@ -108,7 +113,11 @@ __all__ = [
     "SplitWeight",
     "StageMessages",
     "agree_on",
+    "as_constant",
+    "as_mean",
+    "as_mean_over_rows",
     "as_rows",
+    "as_weighed",
     "clock_offset",
     "compare_weights",
     "compute_from_inputs",
@@ -118,6 +127,9 @@ __all__ = [
     "from_all_ranks",
     "gathered_bytes",
     "global_state_kept",
+    "host_callback",
+    "in_graph",
+    "in_microbatches",
     "in_shapes_only",
     "in_stateless_scope",
     "is_remote",
@@ -141,7 +153,12 @@ __all__ = [
     "sharing_of",
     "some_need_whole",
     "sort_layers",
+    "split_into",
     "state_of",
+    "sum_over_replicas",
+    "sum_over_rows",
+    "sum_over_rows_before",
+    "traced",
     "unrecorded",
     "values_of",
     "variables_undrawn",

@@ -227,7 +227,7 @@ ROOMS = (
         3,
         ("strategies.layer_api",),
         ("keras",),
-        ("plans", "control plane", "rank end", "replica", "engine", "saving", "keras hooks"),
+        ("plans", "control plane", "rank end", "batches", "replica", "engine", "saving", "keras hooks"),
     ),
     Room(
         "strategy",

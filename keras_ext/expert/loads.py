@@ -42,7 +42,7 @@ class Load:
         counted = ones if counted is None else counted
         own = ops.sum(is_of * counted[:, None], axis=0), ops.sum(counted)[None], ops.sum(ones)[None]
         # One collective for all of them.
-        total = layer_api.replica_parts().sum_over_rows(ops.concatenate(own, axis=0))
+        total = layer_api.sum_over_rows(ops.concatenate(own, axis=0))
         return cls(total[:num_experts], total[num_experts], total[num_experts + 1], int(experts.shape[1]))
 
     @property
@@ -102,14 +102,13 @@ def kept_choices(load: Load, experts: Any, num_experts: int, factor: float, coun
         factor: the capacity relative to an even load.
         counted: see `Load.from_experts`.
     """
-    parts = layer_api.replica_parts()
     # [choices, tokens, experts]
     is_of = ops.one_hot(ops.transpose(experts), num_experts, dtype="float32")
     if counted is not None:
         is_of = is_of * counted[None, :, None]
     own = ops.sum(is_of, axis=1)
-    of_all = parts.sum_over_rows(own)
-    before = ops.cumsum(of_all, axis=0) - of_all + parts.sum_over_rows_before(own)
+    of_all = layer_api.sum_over_rows(own)
+    before = ops.cumsum(of_all, axis=0) - of_all + layer_api.sum_over_rows_before(own)
     position = ops.sum(is_of * (ops.cumsum(is_of, axis=1) - 1.0 + before[:, None, :]), axis=-1)
     # A rounding error above a whole number must not add one choice; fractions larger than 1e-3 still round up.
     capacity = ops.ceil(load.num_counted * (load.top_k * factor / num_experts) - 1e-3)

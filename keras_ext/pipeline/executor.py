@@ -261,7 +261,7 @@ class Run:
 
         given = [*predicted, *added.values(), *penalties.values(), *logits.values()]
         [loss], vjp = self._parts.passes(self._placed.part(len(self._stages) - 1), compute, [])(given)
-        gradients, _ = vjp([self._parts.as_weighed(ops.ones_like(loss))])
+        gradients, _ = vjp([layer_api.as_weighed(ops.ones_like(loss))])
         noted = [*keys, *added, *penalties, *((i, tensor, "logits") for i, tensor in logits)]
         for key, gradient in zip(noted, gradients, strict=True):
             state.note(key, gradient)
@@ -295,7 +295,7 @@ class Run:
         if self._on_action is None:
             return dependencies
         on_action = self._on_action
-        noted = self._parts.host_callback(part, lambda: on_action(action, False), [*dependencies, *given])
+        noted = layer_api.host_callback(lambda: on_action(action, False), [*dependencies, *given])
         self.recorded.append(noted)
         return [*dependencies, noted]
 
@@ -305,7 +305,7 @@ class Run:
             on_action = self._on_action
             # Always after the start is recorded, because an action may have nothing to compute.
             after = [*dependencies, self.recorded[-1]]
-            noted = self._parts.host_callback(part, lambda: on_action(action, True), after)
+            noted = layer_api.host_callback(lambda: on_action(action, True), after)
             # The next action waits for this, so that its start is not recorded before this action's end.
             dependencies = [noted]
             self.recorded.append(noted)

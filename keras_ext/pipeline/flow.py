@@ -105,13 +105,12 @@ def across(
         outputs_to_all: see `flowed`. If False, processes without the last stage return empty lists.
     """
     cut_up, pieces = _cut(inputs, flat, num_microbatches)
-    parts = placed.parts
-    shares = [parts.as_constant(weight) for weight in cut_up.weights()]
+    shares = [layer_api.as_constant(weight) for weight in cut_up.weights()]
     found = flowed(placed, penalties_of(placed.stages), pieces, training, outputs_to_all)
     if not (outputs_to_all or placed.has_last):
         return [], [], []
     outputs = cut_up.join([[each[id(tensor)] for tensor in placed.outputs] for each in found.values])
-    added = [[parts.as_mean(each, w) for each in own] for own, w in zip(found.added, shares, strict=True)]
+    added = [[layer_api.as_mean(each, w) for each in own] for own, w in zip(found.added, shares, strict=True)]
     return outputs, metadata_of(outputs, MASK), [*weighed_sums(added, shares), *found.penalties]
 
 

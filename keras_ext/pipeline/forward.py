@@ -57,10 +57,10 @@ class ForwardPasses:
         """Returns the outputs and added losses, computed in micro-batches, so that devices compute at the same time."""
         cut_up = Microbatches.from_batch(flat, num_microbatches)
         made, added = [], []
-        shares = [self._parts.as_constant(weight) for weight in cut_up.weights()]
+        shares = [layer_api.as_constant(weight) for weight in cut_up.weights()]
         for i, piece in enumerate(cut_up.split(list(flat))):
             made.append(self.computed(piece, training=False))
-            added.append([self._parts.as_mean(loss, shares[i]) for loss in self._take_added_losses()])
+            added.append([layer_api.as_mean(loss, shares[i]) for loss in self._take_added_losses()])
         return cut_up.join(made), weighed_sums(added, shares)
 
     def across(
@@ -79,7 +79,7 @@ class ForwardPasses:
         key = training, outputs_to_all
         if key not in functions:
             number = 1 if training else num_microbatches
-            functions[key] = self._parts.in_graph(
+            functions[key] = layer_api.in_graph(
                 lambda *flat: across(self._placed, self._inputs, flat, number, training, outputs_to_all)
             )
         outputs, masks, added = functions[key](*flat)

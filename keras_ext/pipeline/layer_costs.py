@@ -93,7 +93,7 @@ class _Call:
     def measured(self, given: Sequence[Any]) -> tuple[LayerCost, list[Any]]:
         """Returns the cost and the outputs."""
         try:
-            return self._measured(given, layer_api.replica_parts().traced)
+            return self._measured(given, layer_api.traced)
         # Any error of a layer that cannot be traced. If the layer refuses its inputs, the second try raises again.
         except Exception as error:
             layer = self.stage.nodes[0].operation

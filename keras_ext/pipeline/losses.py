@@ -17,21 +17,17 @@ class BatchLoss:
 
     Args:
         model: a `PipelineModel`, compiled, and built.
-        parts: the parts of the replica.
         cut_up: the micro-batches.
         batch: inputs, labels, and sample weights or None.
     """
 
-    def __init__(
-        self, model: Any, parts: layer_api.ReplicaParts, cut_up: Microbatches, batch: tuple[Any, Any, Any]
-    ) -> None:
+    def __init__(self, model: Any, cut_up: Microbatches, batch: tuple[Any, Any, Any]) -> None:
         self._model = model
-        self._parts = parts
         self._num_rows = cut_up.num_rows
         self._cut_up = cut_up
         self._batch = batch
         self._pieces = list(zip(*(cut_up.split(each) for each in batch), strict=True))
-        self._shares = [parts.as_constant(weight) for weight in cut_up.weights()]
+        self._shares = [layer_api.as_constant(weight) for weight in cut_up.weights()]
         self._losses: list[Any] = []
 
     def begin(self, masks: Any) -> None:
@@ -61,31 +57,31 @@ class BatchLoss:
         weighed = [
             [loss * ops.cast(share, loss.dtype) for loss in own] for own, share in zip(means, self._shares, strict=True)
         ]
-        self._microbatch_losses = self._cut_into([self._parts.as_constant(1.0)])
+        self._microbatch_losses = self._cut_into([layer_api.as_constant(1.0)])
         sizes = {self._num_rows} if isinstance(self._num_rows, int) else ()
-        with self._parts.split_into(1), self._parts.in_microbatches(self._batch, sizes):
+        with layer_api.split_into(1), layer_api.in_microbatches(self._batch, sizes):
             joined = self._cut_up.join(outputs)
             return self._computed(0, self._batch, joined, [sum(own[1:], own[0]) for own in zip(*weighed, strict=True)])
 
     def _computed(self, i: int, batch: Sequence[Any], predicted: Any, added: Sequence[Any]) -> Any:
         model, (x, y, sample_weight) = self._model, batch
-        with model._showing(added, self._microbatch_losses.compiled_loss(i)):
+        with model._thread.showing(added, self._microbatch_losses.compiled_loss(i)):
             loss = model._compute_loss(x=x, y=y, y_pred=predicted, sample_weight=sample_weight, training=True)
         _check_is_number(loss)
         self._losses.append(loss * ops.cast(self._microbatch_losses.shares[i], loss.dtype))
         return self._losses[-1] if model.optimizer is None else model.optimizer.scale_loss(self._losses[-1])
 
     def _as_means(self, added: Sequence[Any], share: Any) -> list[Any]:
-        return [self._parts.as_mean(loss, share) for loss in added]
+        return [layer_api.as_mean(loss, share) for loss in added]
 
     def _cut_into(self, shares: Sequence[Any]) -> MicrobatchLosses:
         _, labels, sample_weight = self._batch
-        return MicrobatchLosses(self._model, self._parts, labels, self._masks, sample_weight, shares)
+        return MicrobatchLosses(self._model, labels, self._masks, sample_weight, shares)
 
     def update(self) -> None:
         """Updates the model's loss trackers with the losses of the batch."""
         self._microbatch_losses.update(self._num_rows)
-        total = self._parts.as_mean_over_rows(sum(self._losses[1:], self._losses[0]))
+        total = layer_api.as_mean_over_rows(sum(self._losses[1:], self._losses[0]))
         self._model._loss_tracker.update_state(total, sample_weight=self._num_rows)
 
 
@@ -112,7 +108,7 @@ def check_on_all_ranks(model: Any, batch: tuple[Any, Any, Any], training: bool) 
 
     def loss_of(batch: tuple[Any, Any, Any], predicted: Any, added: list[Any]) -> Any:
         x, y, sample_weight = batch
-        with model._showing(added):
+        with model._thread.showing(added):
             return model._compute_loss(x, y, predicted, sample_weight, training)
 
     def metrics_of(batch: tuple[Any, Any, Any], predicted: Any) -> Any:
@@ -141,16 +137,13 @@ class MicrobatchLosses:
 
     Args:
         model: a compiled and built model.
-        parts: the parts of the replica.
         y: the batch's labels, as given to the model.
         masks: the masks of the model's outputs for the whole batch, in the outputs' structure, or None.
         sample_weight: the sample weights as given to the model, or None.
         shares: each micro-batch's share of the batch's rows.
     """
 
-    def __init__(
-        self, model: Any, parts: layer_api.ReplicaParts, y: Any, masks: Any, sample_weight: Any, shares: Sequence[Any]
-    ) -> None:
+    def __init__(self, model: Any, y: Any, masks: Any, sample_weight: Any, shares: Sequence[Any]) -> None:
         #: Each micro-batch's share of the batch's rows.
         self.shares = shares
         self._compiled = compiled = getattr(model, "_compile_loss", None)
@@ -160,13 +153,12 @@ class MicrobatchLosses:
         # Labels whose structure does not match the losses are ignored here; Keras raises an error for them.
         labels = labels if len(labels) == len(self._flat) else [None] * len(self._flat)
         self._divisors = [
-            self._divisor(entry, parts, own, masks, sample_weight)
-            for entry, own in zip(self._flat, labels, strict=True)
+            self._divisor(entry, own, masks, sample_weight) for entry, own in zip(self._flat, labels, strict=True)
         ]
         # Keras' trackers of losses, one per output if there are several, each with its values of all micro-batches.
         self._seen: list[tuple[Any, list[Any]]] = [(metric, []) for metric in compiled.metrics] if compiled else []
 
-    def _divisor(self, entry: Any, parts: layer_api.ReplicaParts, labels: Any, masks: Any, sample_weight: Any) -> Any:
+    def _divisor(self, entry: Any, labels: Any, masks: Any, sample_weight: Any) -> Any:
         """Returns the divisor of the sum of one loss over the whole batch; None for a mean over rows."""
         reduction = getattr(entry.loss, "reduction", "mean")
         if reduction == "sum":
@@ -192,7 +184,7 @@ class MicrobatchLosses:
             while len(each.shape) < len(product.shape):
                 each = ops.expand_dims(each, -1)
             product = product * each
-        return parts.sum_over_replicas(ops.sum(product))
+        return layer_api.sum_over_replicas(ops.sum(product))
 
     def compiled_loss(self, i: int) -> Any:
         """Returns a copy of Keras' compiled loss for micro-batch `i`, which updates no metric.

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import threading
-import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -13,18 +10,19 @@ from keras import ops
 
 from keras_ext.cloning import counted_layers, put_in_order
 from keras_ext.pipeline import arguments
-from keras_ext.pipeline.executor import ActionCallback, Run
+from keras_ext.pipeline.executor import ActionCallback
 from keras_ext.pipeline.forward import ForwardPasses
-from keras_ext.pipeline.gradients import whole_gradients
 from keras_ext.pipeline.graph_partition import Wanted, num_stages_of, partition_of
-from keras_ext.pipeline.losses import BatchLoss, check_on_all_ranks
+from keras_ext.pipeline.losses import check_on_all_ranks
 from keras_ext.pipeline.measured_timeline import measured_timeline
 from keras_ext.pipeline.microbatch import Microbatches
 from keras_ext.pipeline.model_graph import copied, graph_of
 from keras_ext.pipeline.placed_stages import PlacedStages
 from keras_ext.pipeline.schedule import Schedule
-from keras_ext.pipeline.stage import cut, penalties_of, stages_of_operations
+from keras_ext.pipeline.stage import cut, stages_of_operations
+from keras_ext.pipeline.thread_state import ThreadState
 from keras_ext.pipeline.timeline import Timeline, picture_path
+from keras_ext.pipeline.training_step import train_on_microbatches
 from keras_ext.tensor_metadata import MASK, set_metadata
 from strategies import layer_api
 
@@ -127,13 +125,13 @@ class PipelineModel(keras.Model):
         self._reshard = reshard_after_pass
         # Called at the start and end of each action, while a timeline is measured.
         self._on_action: ActionCallback | None = None
-        # Replicas run in threads of their own.
-        self._local = threading.local()
+        self._thread = ThreadState()
 
     @property
     def _compile_loss(self) -> Any:
         """Keras' object for the losses given to `compile`; while a replica computes its losses, the replica's copy."""
-        own = getattr(self.__dict__.get("_local"), "compile_loss", None)
+        # Keras sets it before the thread's state exists.
+        own = getattr(self.__dict__.get("_thread"), "compiled_loss", None)
         return self.__dict__.get("_compile_loss") if own is None else own
 
     @_compile_loss.setter
@@ -213,33 +211,32 @@ class PipelineModel(keras.Model):
     @property
     def losses(self) -> list[Any]:
         """The losses that layers add; in a training step those of one micro-batch."""
-        shown: list[Any] | None = getattr(self._local, "losses", None)
-        if shown is not None:
-            return shown
+        if self._thread.losses is not None:
+            return self._thread.losses
         # If stages are in several processes, the added losses already include the penalties of weights.
-        return [*([] if self._placed.crosses else super().losses), *getattr(self._local, "added", ())]
+        return [*([] if self._placed.crosses else super().losses), *self._thread.added]
 
     def call(self, inputs: Any, training: bool | None = None, mask: Any = None) -> Any:
         """Computes the stages, each on its device."""
         flat = self._standardize_inputs(inputs)
         if mask is not None:
             set_metadata(flat, MASK, keras.tree.flatten(mask))
-        self._local.added = []
-        outputs, self._local.added = self._outputs_and_losses(flat, training)
+        self._thread.added = []
+        outputs, self._thread.added = self._outputs_and_losses(flat, training)
         return self._packed(outputs)
 
     def _outputs_and_losses(self, flat: Sequence[Any], training: bool | None) -> tuple[list[Any], list[Any]]:
         """Returns the outputs, and the added losses that the layers do not keep themselves."""
         forward, number = self._forward, self.num_microbatches
-        flows = getattr(self._local, "flows", False)
+        flows = self._thread.flows
         if self._placed.crosses and not layer_api.in_shapes_only():
             if flows:
-                with self._parts.split_into(number):
-                    return forward.across(flat, number, training, not getattr(self._local, "tests", False))
+                with layer_api.split_into(number):
+                    return forward.across(flat, number, training, not self._thread.tests)
             return forward.called_across(flat, number, training, self.name, self.trainable_variables)
         if not flows or training:
             return forward.computed(flat, training), []
-        with self._parts.split_into(number):
+        with layer_api.split_into(number):
             return forward.flowing(flat, number)
 
     def computed_with_losses(self, flat: Sequence[Any]) -> tuple[Any, list[Any]]:
@@ -272,8 +269,8 @@ class PipelineModel(keras.Model):
         """Runs Keras' test step, with micro-batches that flow through the stages."""
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         with (
-            self._flowing(tests=True),
-            self._parts.in_microbatches(data, Microbatches.from_batch(x, self.num_microbatches).sizes),
+            self._thread.flowing(tests=True),
+            layer_api.in_microbatches(data, Microbatches.from_batch(x, self.num_microbatches).sizes),
         ):
             if self._placed.crosses:
                 check_on_all_ranks(self, (x, y, sample_weight), training=False)
@@ -285,7 +282,7 @@ class PipelineModel(keras.Model):
 
     def predict_step(self, data: Any) -> Any:
         """Runs Keras' predict step, with micro-batches that flow through the stages."""
-        with self._flowing():
+        with self._thread.flowing():
             return super().predict_step(data)
 
     def train_step(self, data: Any) -> Any:
@@ -294,89 +291,8 @@ class PipelineModel(keras.Model):
         data = keras.tree.map_structure(lambda each: None if each is None else ops.convert_to_tensor(each), data)
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         cut_up = Microbatches.from_batch(x, self.num_microbatches)
-        with self._parts.in_microbatches(data, cut_up.sizes):
-            return self._train_step(cut_up, x, y, sample_weight)
-
-    def _train_step(self, cut_up: Microbatches, x: Any, y: Any, sample_weight: Any) -> Any:
-        if self._compile_loss is not None and not self._compile_loss.built:
-            self._build_loss((x, y, sample_weight))
-        flat = self._standardize_inputs(x)
-        if self._placed.crosses:
-            check_on_all_ranks(self, (x, y, sample_weight), training=True)
-        inputs = [dict(zip(map(id, self.inputs), each, strict=True)) for each in cut_up.split(flat)]
-        loss = BatchLoss(self, self._parts, cut_up, (x, y, sample_weight)) if self._placed.has_last else None
-        masks = self._forward.masks(flat, self.num_microbatches)
-        if loss is not None:
-            loss.begin(None if masks is None else self._packed(masks))
-        weights = [stage.trainable_variables for stage in self._stages]
-        run = Run(
-            self._placed,
-            self.schedule(cut_up.number),
-            [[variable.value for variable in own] for own in weights],
-            penalties_of(self._stages),
-            inputs,
-            self._remat,
-            self._reshard,
-            self._on_action if self._parts.replica == 0 else None,
-        )
-        with self._parts.split_into(cut_up.number):
-            gradients = run.train(None if loss is None else loss.compute)
-        if loss is not None:
-            loss.update()
-        if self.trainable_weights:
-            found, variables = zip(
-                *whole_gradients(self._placed, self.trainable_weights, weights, gradients), strict=True
-            )
-            terms = layer_api.for_optimizer(self.optimizer, found, variables)
-            self.optimizer.apply_gradients(zip(terms, variables, strict=True))
-        else:
-            warnings.warn("The model does not have any trainable weights.", stacklevel=2)
-        if loss is not None:
-            predicted = [self._packed([each[id(tensor)] for tensor in self.outputs]) for each in run.values]
-            logs = self.compute_metrics(x, y, cut_up.join(predicted), sample_weight=sample_weight)
-        else:
-            # The metrics of the last stage. Reading them is a collective.
-            logs = self.get_metrics_result()
-        return (
-            logs
-            if self._on_action is None
-            else {
-                **logs,
-                # Ready once all actions have been recorded. Marked as constant, as it does not depend on rows.
-                "recorded": self._parts.as_constant(sum(run.recorded, ops.zeros(()))),
-            }
-        )
-
-    def _build_loss(self, data: Any) -> None:
-        """Builds the loss and the metrics before the step.
-
-        If a layer needs concrete values, it builds only the loss, by the graph's outputs.
-        """
-        try:
-            self._symbolic_build(data_batch=data)
-        # Layers, losses and metrics that only run eagerly, with run_eagerly=True, raise any exception type.
-        except Exception:
-            # Processes without the last stage could not create its metrics later.
-            if self._placed.crosses:
-                raise
-            self._compile_loss.build(data[1], self.output)
+        with layer_api.in_microbatches(data, cut_up.sizes):
+            return train_on_microbatches(self, cut_up, x, y, sample_weight)
 
     def _packed(self, outputs: Sequence[Any]) -> Any:
         return keras.tree.pack_sequence_as(self.output, list(outputs))
-
-    @contextlib.contextmanager
-    def _showing(self, losses: list[Any], compiled: Any = None) -> Iterator[None]:
-        """Runs the block, in this thread, with `losses` as the added losses and `compiled` as the compiled loss."""
-        self._local.losses, self._local.compile_loss = losses, compiled
-        try:
-            yield
-        finally:
-            self._local.losses = self._local.compile_loss = None
-
-    @contextlib.contextmanager
-    def _flowing(self, tests: bool = False) -> Iterator[None]:
-        self._local.flows, self._local.tests = True, tests
-        try:
-            yield
-        finally:
-            self._local.flows = self._local.tests = False

@@ -17,7 +17,8 @@ from keras_ext.tensor.custom_layers import plain_type
 from keras_ext.tensor.dense import ColumnParallelDense, RowParallelDense
 from keras_ext.tensor.embedding import VocabParallelEmbedding, VocabParallelReversibleEmbedding
 from keras_ext.tensor.mappings import Shards
-from keras_ext.tensor.plan import Choice, Plan, make_plan
+from keras_ext.tensor.plan import Choice, Plan
+from keras_ext.tensor.planner import make_plan
 from keras_ext.tensor.positionwise import shardwise_operation
 from keras_ext.tensor.sequence_plan import is_addition
 from strategies import layer_api

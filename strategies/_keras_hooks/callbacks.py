@@ -27,8 +27,9 @@ from strategies.control_plane import Member
 from strategies.control_plane.preemption import Preemption
 from strategies.control_plane.stragglers import stragglers
 from strategies.engine.engine import engine_of
-from strategies.engine.variables import MetricVariable
-from strategies.replica.splitting import SplitWeight, joined
+from strategies.engine.metric_variables import MetricVariable
+from strategies.replica.splitting import SplitWeight
+from strategies.replica.whole_weights import joined
 from strategies.saving.driving import drive
 from strategies.saving.restoring import load_on_all, state_of, sum_accumulated, variables_of
 from strategies.topology.rank_end import PREEMPTED

@@ -25,8 +25,8 @@ from strategies._keras_hooks.stored_values import reading_in_ranges
 from strategies._keras_hooks.wrapping import Rest, Result, wrap
 from strategies.engine.engine import Engine, engine_of
 from strategies.engine.exported_weights import owns_all
-from strategies.engine.variables import accumulators_of, check_known
-from strategies.replica.splitting import joined
+from strategies.engine.partial_sums import accumulators_of, check_known
+from strategies.replica.whole_weights import joined
 from strategies.saving.driving import drive
 from strategies.saving.late_errors import late_errors, open_late
 from strategies.saving.one_writer import wait_until_written, write_on_rank_0

@@ -19,8 +19,9 @@ from strategies._keras_hooks.sharded_optimizers import sharded_updates
 from strategies._keras_hooks.wrapping import spanning_parts, wrap
 from strategies.collectives.process_group import ProcessGroup
 from strategies.replica.owners import is_first_owner
-from strategies.replica.splitting import SplitWeight, joined, whole_of
+from strategies.replica.splitting import SplitWeight
 from strategies.replica.weight_slices import WeightSlice
+from strategies.replica.whole_weights import joined, whole_of
 
 Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices
 

@@ -20,8 +20,8 @@ from strategies._keras_hooks.whole_updates import needs_whole
 from strategies._keras_hooks.wrapping import wrap
 from strategies.engine.central import making_optimizer_state
 from strategies.engine.engine import engine_of
-from strategies.replica.splitting import joined
 from strategies.replica.weight_identity import named_as_wholes
+from strategies.replica.whole_weights import joined
 
 
 def install() -> None:

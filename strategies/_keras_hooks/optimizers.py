@@ -32,9 +32,10 @@ from strategies.engine.central import making_optimizer_state
 from strategies.engine.engine import engine_of
 from strategies.engine.gradient_sync import Accumulation
 from strategies.replica.overwritten import is_overwritten
-from strategies.replica.splitting import SplitWeight, joined
+from strategies.replica.splitting import SplitWeight
 from strategies.replica.weight_identity import named_as_shard, named_as_wholes
 from strategies.replica.weight_slices import WeightSlice
+from strategies.replica.whole_weights import joined
 
 # True while an optimizer is built by another that wraps it.
 _wrapped: contextvars.ContextVar[bool] = contextvars.ContextVar("keras_strategies_wrapped", default=False)

@@ -21,7 +21,7 @@ from keras.src.optimizers import adagrad
 from strategies._keras_hooks.wrapping import wrap
 from strategies._tf_internals import get_update_replica_id
 from strategies.replica.row_views import RowView
-from strategies.replica.weight_slices import WeightShard
+from strategies.replica.weight_shards import WeightShard
 from strategies.sharding.row_variables import is_row_sharded
 
 

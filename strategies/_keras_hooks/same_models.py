@@ -20,7 +20,7 @@ from strategies._keras_hooks.comparing import compare as compare_lines
 from strategies.collectives.descriptions import carrying
 from strategies.collectives.process_group import ProcessGroup
 from strategies.engine.engine import Engine, engine_of
-from strategies.engine.variables import MetricVariable
+from strategies.engine.metric_variables import MetricVariable
 from strategies.replica.deferred import component_of, is_remote
 from strategies.replica.owners import coordinates_of
 from strategies.sharding.variables import ShardedVariable

@@ -14,7 +14,8 @@ import tensorflow as tf
 
 from strategies._keras_hooks.wrapping import wrap
 from strategies.replica.owners import spans_processes
-from strategies.replica.splitting import SplitWeight, joined, value_of
+from strategies.replica.splitting import SplitWeight, value_of
+from strategies.replica.whole_weights import joined
 
 
 def install() -> None:

@@ -39,9 +39,9 @@ from strategies.engine import legacy_keras
 from strategies.engine.context import TrainerCall, called_by_trainer
 from strategies.engine.engine import engine_of
 from strategies.engine.explained import calling
-from strategies.engine.variables import MetricVariable
+from strategies.engine.metric_variables import MetricVariable
 from strategies.replica.deferred import in_shapes_only
-from strategies.replica.splitting import check_frozen
+from strategies.replica.whole_weights import check_frozen
 
 _logger = logging.getLogger(__name__)
 

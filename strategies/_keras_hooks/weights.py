@@ -15,7 +15,8 @@ from keras.src.optimizers import base_optimizer
 from strategies._keras_hooks.whole_updates import needs_whole
 from strategies._keras_hooks.wrapping import wrap
 from strategies.replica.owners import spans_processes
-from strategies.replica.splitting import Slots, joined, value_of, weight_of
+from strategies.replica.splitting import value_of, weight_of
+from strategies.replica.whole_weights import Slots, joined
 
 _slots: weakref.WeakKeyDictionary[keras.Optimizer, Slots] = weakref.WeakKeyDictionary()
 

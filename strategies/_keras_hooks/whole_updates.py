@@ -17,7 +17,8 @@ from strategies._keras_hooks.keras_versions import WRAPPING_OPTIMIZERS
 from strategies._keras_hooks.wrapping import spanning_parts
 from strategies.replica.owners import is_first_owner
 from strategies.replica.parts import ReplicaParts
-from strategies.replica.splitting import SplitWeight, joined, weight_of
+from strategies.replica.splitting import SplitWeight, weight_of
+from strategies.replica.whole_weights import joined
 
 _BY_NUMBER = (
     keras.optimizers.SGD,

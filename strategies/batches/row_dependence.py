@@ -7,12 +7,13 @@ marked when they are made (`row_marks`).
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import tensorflow as tf
 
+from strategies.batches.graph_nodes import Call, Node, body_of, position_in_function, source_of
 from strategies.batches.row_constants import attribute_of, constant_of, is_filled
+from strategies.batches.row_control_flow import BRANCHES, LOOPS, branch_results, loop_results
 from strategies.batches.row_kinds import ROW_MAJOR, Kind, Layout, Op
 from strategies.batches.row_marks import (
     Found,
@@ -27,38 +28,6 @@ from strategies.batches.row_marks import (
     marked_parts,
 )
 from strategies.batches.row_origins import Made
-from strategies.batches.row_rules import joined
-
-_CALLS = ("PartitionedCall", "StatefulPartitionedCall")
-_LOOPS = ("StatelessWhile", "While")
-_BRANCHES = {
-    "Case": ("branches",),
-    "If": ("then_branch", "else_branch"),
-    "StatelessCase": ("branches",),
-    "StatelessIf": ("then_branch", "else_branch"),
-}
-_LARGEST_NUMBER_OF_ROUNDS = 8
-_FIXED: Found = (Kind.SAME, ROW_MAJOR)
-
-
-@dataclass(frozen=True)
-class _Call:
-    """A call of a function: its arguments are the inputs of `op`, in the call `outer`, or have the kinds `given`."""
-
-    op: Any
-    outer: _Call | None
-    given: tuple[Found, ...] | None = None
-
-
-class _Node(NamedTuple):
-    """A tensor of a graph, in one call of the function that it belongs to."""
-
-    tensor: Any
-    call: _Call | None
-
-    @property
-    def key(self) -> tuple[int, int]:
-        return id(self.tensor), id(self.call)
 
 
 class RowDependence:
@@ -88,10 +57,10 @@ class RowDependence:
         # The results of conditionals and loops.
         self._results: dict[tuple[int, int], list[Found]] = {}
         # One object for each call, so that the tensors in it have one key each.
-        self._calls: dict[tuple[int, int], _Call] = {}
+        self._calls: dict[tuple[int, int], Call] = {}
         self._warned: dict[int, Any] = {}
         # Keeps alive the tensors and calls whose ids are keys of `_known`.
-        self._kept: list[_Node] = []
+        self._kept: list[Node] = []
 
     def kind(self, value: Any) -> Kind:
         """Returns the kind of a tensor; any other value is the same on all replicas."""
@@ -99,12 +68,12 @@ class RowDependence:
             return Kind.SAME
         if hasattr(value, "numpy"):
             return marked_kind(value) or (Kind.SAME if self._has_marks() else Kind.ROWS)
-        kind, layout = self._found(_Node(value, None))
+        kind, layout = self._found(Node(value, None))
         return Kind.COUNT if layout.may_count and value.shape.rank == 0 else kind
 
     def is_number_of_rows(self, value: tf.Tensor) -> bool:
         """Returns True if a tensor is the number of rows itself, not a multiple of it."""
-        kind, layout = self._found(_Node(value, None))
+        kind, layout = self._found(Node(value, None))
         return kind is Kind.COUNT and layout.times == 1
 
     def is_first_asked(self, origin: Any) -> bool:
@@ -117,7 +86,7 @@ class RowDependence:
         """Treats the tensors of a nest as `Kind.ROWS` from now on, after a warning about their true kind."""
         for leaf in tf.nest.flatten(value):
             if isinstance(leaf, tf.Tensor):
-                node = _Node(leaf, None)
+                node = Node(leaf, None)
                 self._kept.append(node)
                 self._known[node.key] = (Kind.ROWS, ROW_MAJOR)
                 mark(leaf, Kind.ROWS)
@@ -133,7 +102,7 @@ class RowDependence:
         """
         if not isinstance(value, tf.Tensor) or hasattr(value, "numpy"):
             return value
-        node = _Node(value, None)
+        node = Node(value, None)
         while True:
             _, sources = self._look(node)
             before = next((each for each in sources if is_of(self._found(each)[0])), None)
@@ -143,27 +112,27 @@ class RowDependence:
 
     def is_one_for_each_row(self, value: tf.Tensor) -> bool:
         """Returns True if a tensor that has rows has one item for each row, along its first dimension."""
-        layout = self._found(_Node(value, None))[1]
+        layout = self._found(Node(value, None))[1]
         return layout.axis == 0 and layout.times == 1
 
     def parts(self, value: tf.Tensor) -> list[tuple[Kind, Any]]:
         """Returns the kind and the size (int or int32 scalar) of each part that a vector is concatenated from."""
         if hasattr(value, "numpy"):
             return marked_parts(value) if self._has_marks() else [(Kind.ROWS, int(value.shape[0]))]
-        return self._parts(_Node(value, None))
+        return self._parts(Node(value, None))
 
     def made(self, value: tf.Tensor) -> Made | None:
         """Returns the operation that made a tensor; None if it is unknown, or a call of a function."""
         if hasattr(value, "numpy"):
             return marked_operation(value)
-        node: _Node | None = _Node(value, None)
+        node: Node | None = Node(value, None)
         while node is not None and node.tensor.op.type == "Placeholder":
             if marked_kind(node.tensor) is not None:
                 return None
-            node = _source_of(node)
+            node = source_of(node)
             if node is not None and hasattr(node.tensor, "numpy"):
                 return None
-        if node is None or _body_of(node.tensor.op) is not None:
+        if node is None or body_of(node.tensor.op) is not None:
             return None
         op = node.tensor.op
         return Made(op.type, list(op.inputs), node.tensor.value_index, lambda name: attribute_of(op, name))
@@ -174,7 +143,7 @@ class RowDependence:
 
     # ---- graphs
 
-    def _found(self, node: _Node) -> Found:
+    def _found(self, node: Node) -> Found:
         """Returns the kind and layout of a tensor. It does not recurse: graphs are deeper than Python's stack."""
         waiting = [node]
         while waiting:
@@ -192,7 +161,7 @@ class RowDependence:
             waiting.pop()
         return self._known[node.key]
 
-    def _look(self, node: _Node) -> tuple[Found | None, list[_Node]]:
+    def _look(self, node: Node) -> tuple[Found | None, list[Node]]:
         """Returns the kind and layout of a tensor if known by itself, else None; and the tensors it is made from."""
         tensor, call = node
         is_partial = self._of_microbatches and is_marked_summed(tensor)
@@ -202,29 +171,28 @@ class RowDependence:
         op = tensor.op
         if op.type == "Placeholder":
             if call is not None and call.given is not None:
-                return call.given[_position(tensor)], []
-            source = _source_of(node)
+                return call.given[position_in_function(tensor)], []
+            source = source_of(node)
             if source is not None:
                 return None, [source]
             return (Kind.SAME if tensor.dtype in (tf.resource, tf.variant) else Kind.ROWS, ROW_MAJOR), []
-        body = _body_of(op)
+        body = body_of(op)
         if body is not None:
-            inner = self._calls.setdefault((id(op), id(call)), _Call(op, call))
-            return None, [_Node(body.outputs[tensor.value_index], inner)]
-        return None, [_Node(each, call) for each in op.inputs]
+            inner = self._calls.setdefault((id(op), id(call)), Call(op, call))
+            return None, [Node(body.outputs[tensor.value_index], inner)]
+        return None, [Node(each, call) for each in op.inputs]
 
-    def _made(self, node: _Node, sources: Sequence[_Node]) -> Found:
+    def _made(self, node: Node, sources: Sequence[Node]) -> Found:
         tensor, call = node
         op = tensor.op
         found = [self._known[each.key] for each in sources]
-        if op.type == "Placeholder" or _body_of(op) is not None:
+        if op.type == "Placeholder" or body_of(op) is not None:
             return found[0]
-        if op.type in _LOOPS or op.type in _BRANCHES:
+        if op.type in LOOPS or op.type in BRANCHES:
             key = (id(op), id(call))
             if key not in self._results:
-                self._results[key] = (
-                    self._loop_results(op, found) if op.type in _LOOPS else self._branch_results(op, found)
-                )
+                results = loop_results if op.type in LOOPS else branch_results
+                self._results[key] = results(op, found, self._body_results)
             return self._results[key][tensor.value_index]
         if op.type == "Const" and self._is_shape(tensor):
             return Kind.SAME, Layout(may_count=True)
@@ -253,47 +221,14 @@ class RowDependence:
             return False
         return int(tf.get_static_value(tensor)[0]) in self.sizes.of_replica
 
-    def _loop_results(self, op: Any, given: Sequence[Found]) -> list[Found]:
-        """Returns the kinds and layouts of a loop's results, iterating the body's rules until they no longer change."""
-        body = _graph_of(op, op.get_attr("body").name)
-        if body is None:
-            return [(Kind.UNKNOWN, ROW_MAJOR)] * len(op.outputs)
-        state = list(given)
-        for _ in range(_LARGEST_NUMBER_OF_ROUNDS):
-            made = self._body_results(op, body, state)
-            after = [_joined(one, other) for one, other in zip(state, made, strict=True)]
-            if after == state:
-                break
-            state = after
-        # A value that is carried from one row to the next mixes rows; a list that collects one item per row does not.
-        carries = any(
-            kind.has_rows and layout.axis < 0 and output.dtype != tf.variant
-            for (kind, layout), output in zip(state, op.outputs, strict=True)
-        )
-        return [(Kind.UNKNOWN, ROW_MAJOR) if carries and kind.has_rows else (kind, layout) for kind, layout in state]
-
-    def _branch_results(self, op: Any, given: Sequence[Found]) -> list[Found]:
-        condition, *rest = given
-        listed = op.get_attr("branches") if op.type in ("Case", "StatelessCase") else None
-        names = [each.name for each in listed or [op.get_attr(name) for name in _BRANCHES[op.type]]]
-        graphs = [_graph_of(op, name) for name in names]
-        if any(graph is None for graph in graphs):
-            return [(Kind.UNKNOWN, ROW_MAJOR)] * len(op.outputs)
-        first, *others = (self._body_results(op, graph, rest) for graph in graphs)
-        for other in others:
-            first = [_joined(one, each) for one, each in zip(first, other, strict=True)]
-        if condition[0].is_fixed or condition[0] is Kind.COUNT:
-            return first
-        return [each if each[0].is_fixed else (Kind.UNKNOWN, each[1]) for each in first]
-
     def _body_results(self, op: Any, body: Any, given: Sequence[Found]) -> list[Found]:
         """Returns the kinds and layouts of a function's outputs for inputs of the given kinds and layouts."""
-        call = _Call(op, None, tuple(given))
-        found = [self._found(_Node(each, call)) for each in body.outputs]
-        self._kept.append(_Node(None, call))
+        call = Call(op, None, tuple(given))
+        found = [self._found(Node(each, call)) for each in body.outputs]
+        self._kept.append(Node(None, call))
         return found
 
-    def _parts(self, node: _Node) -> list[tuple[Kind, Any]]:
+    def _parts(self, node: Node) -> list[tuple[Kind, Any]]:
         tensor, call = node
         parts = self._source_parts(node) or [(self._found(node)[0], tensor.shape[0] if tensor.shape.rank else None)]
         is_in_graph = call is None and not hasattr(tensor, "numpy") and tensor.graph is tf.compat.v1.get_default_graph()
@@ -301,59 +236,21 @@ class RowDependence:
             return [(parts[0][0], tf.shape(tensor)[0])]
         return parts
 
-    def _source_parts(self, node: _Node) -> list[tuple[Kind, Any]]:
+    def _source_parts(self, node: Node) -> list[tuple[Kind, Any]]:
         """Returns the parts of the sources if the op only concatenates, forwards or reshapes; else []."""
         tensor, call = node
         if marked_kind(tensor) is not None or hasattr(tensor, "numpy"):
             return []
         op = tensor.op
-        body = _body_of(op)
+        body = body_of(op)
         if body is not None:
-            inner = self._calls.setdefault((id(op), id(call)), _Call(op, call))
-            return self._parts(_Node(body.outputs[tensor.value_index], inner))
+            inner = self._calls.setdefault((id(op), id(call)), Call(op, call))
+            return self._parts(Node(body.outputs[tensor.value_index], inner))
         if op.type == "Placeholder":
-            source = _source_of(node)
+            source = source_of(node)
             return [] if source is None else self._parts(source)
         if op.type == "ConcatV2":
-            return [part for each in list(op.inputs)[:-1] for part in self._parts(_Node(each, call))]
+            return [part for each in list(op.inputs)[:-1] for part in self._parts(Node(each, call))]
         if op.type in ("Identity", "Reshape", "Cast") and op.inputs[0].shape.rank == 1:
-            return self._parts(_Node(op.inputs[0], call))
+            return self._parts(Node(op.inputs[0], call))
         return []
-
-
-def _source_of(node: _Node) -> _Node | None:
-    """Returns the tensor that an input of a function comes from; None if it is an argument of the step."""
-    tensor, call = node
-    graph = tensor.graph
-    if call is not None:
-        position = next((i for i, each in enumerate(graph.inputs) if each is tensor), None)
-        return None if position is None else _Node(call.op.inputs[position], call.outer)
-    outside = next((outer for outer, inner in getattr(graph, "captures", ()) if inner is tensor), None)
-    return None if outside is None else _Node(outside, None)
-
-
-def _body_of(op: Any) -> Any:
-    """Returns the graph of the function that an operation calls; None if it calls none, or TensorFlow has no graph."""
-    return _graph_of(op, op.get_attr("f").name) if op.type in _CALLS else None
-
-
-def _graph_of(op: Any, name: str) -> Any:
-    # No public API returns the functions of a graph.
-    return getattr(op.graph._get_function(name), "graph", None)
-
-
-def _position(tensor: Any) -> int:
-    """Returns the index of a tensor among the inputs of its function."""
-    return next(i for i, each in enumerate(tensor.graph.inputs) if each is tensor)
-
-
-def _joined(one: Found, other: Found) -> Found:
-    """Returns the kind and layout of a value that has either of two, as after a conditional."""
-    if one == other:
-        return one
-    kind = joined(one[0], other[0])
-    if one[0].is_fixed or other[0].is_fixed:
-        return kind, other[1] if one[0].is_fixed else one[1]
-    if kind.has_rows and one[1].axis != other[1].axis:
-        return Kind.UNKNOWN, ROW_MAJOR
-    return kind, one[1]

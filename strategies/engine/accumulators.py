@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from strategies.engine.variables import PartialSumVariable
+from strategies.engine.partial_sums import PartialSumVariable
 
 
 class Accumulators:

@@ -25,13 +25,14 @@ from strategies.engine.accumulators import Accumulators
 from strategies.engine.central import CentralStorage
 from strategies.engine.gradient_sync import Accumulation, GradientSync
 from strategies.engine.layout import DataParallelGroup, ReplicaLayout
+from strategies.engine.metric_variables import holds_totals, reading_totals
+from strategies.engine.partial_sums import PartialSumVariable
 from strategies.engine.reductions import FusedReduction, LocalReduction, Reductions
 from strategies.engine.same_batches import SameBatches
 from strategies.engine.save_counter import SaveCounter
 from strategies.engine.seeds import agree_on_random_state, agree_on_seed
 from strategies.engine.step import Steps
 from strategies.engine.updates import Updates
-from strategies.engine.variables import PartialSumVariable, holds_totals, reading_totals
 from strategies.engine.waiting import Waits
 from strategies.replica.parts import ReplicaParts
 from strategies.replica.row_exchange import RowExchange

@@ -25,9 +25,11 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from strategies._tf_internals import MirroredVariable, SyncOnReadVariable
 from strategies.engine.engine import Engine
+from strategies.engine.metric_variables import MetricVariable
 from strategies.engine.placed_variables import has_value, remote, without_value
-from strategies.engine.variables import ReplicaStateVariable, aware
+from strategies.engine.variables import ReplicaStateVariable
 from strategies.replica.owners import set_coordinates, set_owner
 from strategies.sharding.creation import ShardedWeights
 from strategies.sharding.slots import current_slice
@@ -81,7 +83,7 @@ class VariableMakers:
             makers.append(_Maker(self._is_without_value, self._make_without_value))
         makers += [
             _Maker(lambda _: accumulators.makes_accumulators, self._make_accumulator),
-            _Maker(lambda _: True, lambda create, kwargs: aware(self._make_mirrored(create, kwargs))),
+            _Maker(lambda _: True, lambda create, kwargs: _aware(self._make_mirrored(create, kwargs))),
         ]
         self._makers = tuple(makers)
 
@@ -138,3 +140,11 @@ class VariableMakers:
         if part is not None and part != parts.owned[0] and kwargs.get("colocate_with") is None:
             kwargs["colocate_with"] = _Colocation(parts.part_devices(part))
         return self._mirrored(create, **kwargs)
+
+
+def _aware(variable: Any) -> Any:
+    """Returns ``variable``, rebuilt as our class that replaces its TensorFlow class, if one does."""
+    for theirs, ours in ((MirroredVariable, ReplicaStateVariable), (SyncOnReadVariable, MetricVariable)):
+        if type(variable) is theirs:
+            return ours(variable.distribute_strategy, variable.values, variable.aggregation)
+    return variable

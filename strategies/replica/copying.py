@@ -15,7 +15,7 @@ from strategies.replica.deferred import draw_by, draw_of, is_remote
 from strategies.replica.fetching import assembled, local_value, slices
 from strategies.replica.owners import job_of, owners_of, spans_processes
 from strategies.replica.splitting import SplitWeight, value_of
-from strategies.replica.weight_slices import WholeOfSlices
+from strategies.replica.whole_of_slices import WholeOfSlices
 
 
 def copy_value(source: Any, target: Any) -> None:

@@ -18,14 +18,9 @@ import numpy as np
 import tensorflow as tf
 
 from strategies._tf_internals import UpdateContext, get_current_replica_id_as_int
-from strategies.batches import shares
-from strategies.batches.row_kinds import Kind
-from strategies.batches.row_marks import mark, mark_summed
-from strategies.batches.row_warnings import warn_of
 from strategies.collectives.fixed_order import sum_in_order
 from strategies.collectives.process_groups import ProcessGroups
 from strategies.replica.axis_mappings import AxisMappings
-from strategies.replica.graph_lifetimes import numpy_functions_held
 from strategies.replica.passes import Passes, Recompute
 from strategies.replica.placed_gradients import compute_on
 from strategies.replica.traced_passes import added
@@ -255,120 +250,10 @@ class ReplicaParts:
         recomputation = Recompute(*recompute) if recompute else None
         return Passes(lambda: self.on(part), function, variables, recomputation, in_line, reshard, sums)
 
-    def traced(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Returns `function`, which takes tensors, as a graph function that is traced once for each set of shapes.
-
-        When it is called eagerly, TensorFlow's threads launch its ops, not Python.
-        """
-        traced: Callable[..., Any] = tf.function(function, autograph=False)
-        return traced
-
-    def in_graph(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Wraps `function`, which takes tensors, so that eager calls run in a graph, too."""
-        traced = self.traced(function)
-        return lambda *tensors: traced(*tensors) if tf.executing_eagerly() else function(*tensors)
-
-    def host_callback(self, part: int, function: Callable[[], None], after: Sequence[Any]) -> tf.Tensor:
-        """Calls a Python function on the host each time the given tensors have been computed.
-
-        Args:
-            part: the part that has the tensors.
-            function: may be called in any thread.
-            after: the tensors.
-
-        Returns:
-            A scalar 0 that is ready when the function has returned. Unless it is used, the function may not be called.
-        """
-
-        def call(*_: Any) -> Any:
-            function()
-            return np.float32(0)
-
-        # Takes one element of each: TensorFlow would drop edges without data, or not wait for an asynchronous device.
-        firsts = [tf.reshape(value, [-1])[:1] for value in after if not isinstance(value, tf.IndexedSlices)]
-        with tf.device("CPU:0"), numpy_functions_held():
-            # Not stateful, since TensorFlow makes stateful calls wait for each other.
-            done = tf.numpy_function(call, firsts, tf.float32, stateful=False)
-        done.set_shape([])
-        return done
-
     def added(self, part: int, gradients: Sequence[Any]) -> Any:
         """Returns the sum of gradients (tensors or slices of rows) in order, made in `part`; None if there are none."""
         with self.on(part):
             return added(gradients)
-
-    def in_microbatches(self, batch: Any, num_rows: Collection[int]) -> contextlib.AbstractContextManager[None]:
-        """Context manager: this replica computes its batch, a nest of tensors, in micro-batches.
-
-        Args:
-            batch: the replica's batch.
-            num_rows: the micro-batches' numbers of rows, as far as they are known beforehand.
-        """
-        return shares.in_microbatches(batch, num_rows)
-
-    def split_into(self, number: int) -> contextlib.AbstractContextManager[None]:
-        """Context manager: this replica's computations have the rows of one of `number` micro-batches."""
-        return shares.split_into(number)
-
-    def as_constant(self, value: Any) -> Any:
-        """Marks a tensor as a factor that is independent of the rows' content, such as their number; returns it."""
-        return mark(value, Kind.SAME)
-
-    def as_mean_over_rows(self, value: Any) -> Any:
-        """Marks a tensor as a mean over this replica's rows, combined from micro-batches; returns it."""
-        return mark(value, Kind.MEAN)
-
-    def as_weighed(self, upstream: Any) -> Any:
-        """Returns the gradient of a loss, times the weight of this replica's rows in the batch of Keras' trainer."""
-        share = shares.current()
-        return upstream if share is None or not share.in_trainer else share.weigh(upstream)
-
-    def as_mean(self, loss: Any, rows_share: Any) -> Any:
-        """Returns a loss that a layer added in a micro-batch as a term of a mean weighted by rows.
-
-        Args:
-            loss: the added loss; a sum over rows is divided by the micro-batch's share of the rows.
-            rows_share: the micro-batch's share of this replica's rows; float or float scalar.
-        """
-        kind = shares.current_dependence().kind(loss)
-        warn_of(kind, "A loss that a layer adds")
-        if kind is not Kind.SUM:
-            return mark(tf.identity(loss), Kind.MEAN)
-        return mark(tf.math.divide_no_nan(loss, tf.cast(rows_share, loss.dtype)), Kind.SUM)
-
-    def sum_over_replicas(self, value: Any) -> tf.Tensor:
-        """Returns the sum over all replicas, without a gradient; the value itself outside of replicas."""
-        context = tf.distribute.get_replica_context()
-        if context is None or context.num_replicas_in_sync == 1:
-            return tf.stop_gradient(value)
-        return context.all_reduce(tf.distribute.ReduceOp.SUM, tf.stop_gradient(value))
-
-    def sum_over_rows(self, value: Any) -> tf.Tensor:
-        """Returns the sum over the replicas, without a gradient. Replicas that have dummy rows only count as 0.
-
-        The sum is a factor that is the same on all replicas: a mean or a sum over rows times it stays one.
-
-        Args:
-            value: counts, or other sums over the replica's rows, in floating point.
-        """
-        return mark_summed(tf.identity(self.sum_over_replicas(_own_rows_or_zeros(value))))
-
-    def sum_over_rows_before(self, value: Any) -> tf.Tensor:
-        """Returns the sum over the replicas whose rows come before this replica's rows in the global batch.
-
-        Args:
-            value: the same as for :meth:`sum_over_rows`.
-        """
-        context = tf.distribute.get_replica_context()
-        if context is None or context.num_replicas_in_sync == 1:
-            return tf.zeros_like(value)
-        share = shares.current()
-        index = context.replica_id_in_sync_group if share is None else share.replica_id
-        number = context.num_replicas_in_sync
-        # A sum to which each replica contributes one row: for a few numbers, an all-gather is not faster.
-        own = tf.reshape(tf.one_hot(index, number, dtype=value.dtype), [number, *[1] * len(value.shape)])
-        every = self.sum_over_replicas(own * _own_rows_or_zeros(value)[None])
-        return tf.reduce_sum(every[:index], axis=0)
 
     def run(self, part: int, function: Callable[..., Any], *inputs: Any) -> Any:
         """Returns ``function(*inputs)``, computed on the device of `part`, as is its gradient.
@@ -382,12 +267,6 @@ class ReplicaParts:
         if self.mesh.size == 1:
             return function(*(tf.convert_to_tensor(value) for value in inputs))
         return compute_on(self.device(part), function, inputs)
-
-
-def _own_rows_or_zeros(value: Any) -> Any:
-    """Returns ``value``, or zeros if the replica has only dummy rows, which are copies of another replica's."""
-    share = shares.current()
-    return value if share is None else share.keep(value, tf.zeros_like(value))
 
 
 #: Returned by `current_parts` where a replica has one part.

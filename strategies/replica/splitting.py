@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -280,32 +280,6 @@ def weight_of(variable: Any) -> SplitWeight | None:
     return None if reference is None else reference()
 
 
-def check_frozen(variables: Iterable[Any]) -> None:
-    """Checks that the shards of each split weight are trainable or frozen together.
-
-    Raises:
-        ValueError: ``trainable`` was set on some shards of a weight only.
-    """
-    for variable in variables:
-        weight = weight_of(variable)
-        if weight is not None and bool(variable.trainable) != weight.trainable:
-            attribute = weight.path.rpartition("/")[2]
-            raise ValueError(
-                f"The shards of the split weight {weight.path!r} are not all trainable, nor all frozen: a layer's "
-                "`weights` and `trainable_weights` list shards. Set `trainable` of the whole weight, as in "
-                f"`layer.{attribute}.trainable = False`, or of each shard. "
-                f"Received: {[bool(shard.trainable) for shard in weight.shards]} of {len(weight.shards)} shards."
-            )
-
-
-def whole_of(variable: Any) -> SplitWeight | None:
-    """Returns the model's weight that a shard (or a shard of a shard) belongs to; None if ``variable`` is whole."""
-    weight = weight_of(variable)
-    if weight is None:
-        return sharded_weight(variable)
-    return whole_of(weight if weight.variable is None else weight.variable) or weight
-
-
 def sharded_weight(variable: Any) -> SplitWeight | None:
     """Returns the weight made of a variable's shards over the data axis; None if it is not sharded over it.
 
@@ -317,47 +291,7 @@ def sharded_weight(variable: Any) -> SplitWeight | None:
     return found
 
 
-def joined(variables: Sequence[Any], *, only_split: bool = False) -> list[Any]:
-    """Returns ``variables`` with the shards of each weight replaced by the weight, in the place of the first shard.
-
-    Args:
-        variables: Keras variables.
-        only_split: do not replace variables that are sharded over replicas, but are one variable in their layer.
-    """
-    result: list[Any] = []
-    seen: set[int] = set()
-    for variable in variables:
-        weight = weight_of(variable) if only_split else whole_of(variable)
-        if weight is None:
-            result.append(variable)
-        elif id(weight) not in seen:
-            seen.add(id(weight))
-            result.append(weight)
-    return result
-
-
 def value_of(variable: Any) -> np.ndarray:
     """Returns the value of a Keras variable or a split weight; if processes own parts of it, all of them call it."""
     whole = variable if isinstance(variable, SplitWeight) else sharded_weight(variable)
     return fetched(variable) if whole is None else whole.numpy()
-
-
-class Slots:
-    """Groups an optimizer's slots of shards: the k-th slots of all shards of a weight form one slot of the weight."""
-
-    def __init__(self) -> None:
-        self._groups: weakref.WeakKeyDictionary[SplitWeight, list[SplitWeight]] = weakref.WeakKeyDictionary()
-
-    def note(self, weight: SplitWeight, shard: Any, slot: Any) -> None:
-        """Records that ``slot``, a variable of the shard's shape, was made for ``shard`` of ``weight``."""
-        groups = self._groups.setdefault(weight, [])
-        position = next(i for i, other in enumerate(weight.shards) if other is shard)
-        # The first group that has no slot of this shard yet.
-        group = next((group for group in groups if len(group.shards) == position), None)
-        if group is None:
-            group = weight.like()
-            groups.append(group)
-            outer = None if weight.variable is None else weight_of(weight.variable)
-            if outer is not None:
-                self.note(outer, weight.variable, group)
-        group.add(slot)

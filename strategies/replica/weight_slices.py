@@ -2,7 +2,7 @@
 
 To an optimizer, a :class:`WeightSlice` is a variable: it reads and writes its range of the weight on the device of its
 owner. Slots are made for slices, so that each exists on the owner's device only. In arrays and files, the slots of all
-slices of a weight are one slot of the weight's shape: :class:`WholeOfSlices`.
+slices of a weight are one slot of the weight's shape: a :class:`WholeOfSlices`.
 """
 
 from __future__ import annotations
@@ -12,54 +12,11 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from strategies._tf_internals import get_update_replica_id
-from strategies.replica.fetching import fetched
-from strategies.replica.splitting import SplitWeight, weight_of
-from strategies.replica.stored_array import StoredArray
-
-
-class WholeOfSlices(SplitWeight):
-    """A weight, or a slot of one, whose shards are ranges of its flattened elements.
-
-    Args:
-        name: the weight's name.
-        shape: the shape of the whole weight.
-        sizes: the numbers of elements of the shards.
-    """
-
-    def __init__(self, name: str, shape: Sequence[int], sizes: Sequence[int]) -> None:
-        super().__init__(name, shape or (1,), 0, sizes)
-        self.shape = tuple(shape)
-        #: Returns the TensorFlow variable that is sharded over devices; None for a weight that each device holds whole.
-        self.distributed: Callable[[], Any] | None = None
-
-    def like(self) -> WholeOfSlices:
-        """Returns a weight of the same form that has no shards yet."""
-        made = WholeOfSlices(self.name, self.shape, self.sizes)
-        made.is_inner = self.is_inner
-        return made
-
-    def range_of(self, index: int) -> tuple[int, int]:
-        """Returns the first element of shard `index`, and the one after its last."""
-        begin = sum(self.sizes[:index])
-        return begin, begin + self.sizes[index]
-
-    def part_of(self, value: Any, index: int) -> Any:
-        """Returns shard `index` of ``value``, which has the weight's shape, in the shard's shape."""
-        begin, end = self.range_of(index)
-        part = value.flat(begin, end) if isinstance(value, StoredArray) else tf.reshape(value, [-1])[begin:end]
-        return tf.reshape(part, self.shards[index].shape)
-
-    def numpy(self) -> np.ndarray:
-        """Returns the whole weight; if several processes own its shards, all of them call it."""
-        return np.concatenate([fetched(shard).reshape(-1) for shard in self.shards]).reshape(self.shape)
-
-    def __tf_tensor__(self, dtype: Any = None, name: str | None = None) -> tf.Tensor:
-        whole = tf.convert_to_tensor(self.numpy(), name=name)
-        return whole if dtype is None else tf.cast(whole, dtype)
+from strategies.replica.splitting import weight_of
+from strategies.replica.whole_of_slices import WholeOfSlices
 
 
 def range_shape(whole: tuple[int, ...], begin: int, end: int) -> tuple[int, ...]:
@@ -294,62 +251,6 @@ class WeightSlice:
 
     def __repr__(self) -> str:
         return f"<WeightSlice {self.path!r}[{self.begin}:{self.end}] of rank {self.rank}>"
-
-
-class WeightShard(WeightSlice):
-    """A shard that is stored as its own variable: the owner's device holds nothing else of the weight."""
-
-    is_shard = True
-
-    def read(self) -> tf.Tensor:
-        """Returns its elements; zeros if another process owns them."""
-        if not self.is_owned:
-            return tf.zeros(self.shape, self.dtype)
-        component = self.component
-        with tf.device(component.device):
-            return component.read_value()
-
-    def assign(self, value: Any) -> None:
-        """Sets its elements on the owner's device; does nothing if another process owns it."""
-        if self.is_owned:
-            with tf.device(self.device):
-                self.component.assign(tf.cast(value, self.dtype), read_value=False)
-
-    def assign_sub(self, value: Any) -> None:
-        """Subtracts from its elements."""
-        if self.is_owned:
-            with tf.device(self.device):
-                self.component.assign_sub(tf.cast(value, self.dtype), read_value=False)
-
-    def _scatter(self, slices: tf.IndexedSlices, how: str) -> None:
-        with tf.device(self.device):
-            getattr(self.component, f"scatter_{how}")(slices)
-
-
-class WholeOnOwner(WeightSlice):
-    """All elements of a sharded weight on the device of one owner, as a variable that an update works on.
-
-    Args:
-        variable: a Keras variable.
-        rank: the process that owns it.
-        replicas: the local replicas on whose devices it is.
-        components: the TensorFlow variable on each of these devices.
-    """
-
-    is_whole_on_owner = True
-
-    def __init__(self, variable: Any, rank: int, replicas: Sequence[int], components: Sequence[Any]) -> None:
-        super().__init__(variable, 0, math.prod(tuple(variable.shape)), rank, replicas)
-        self.components = tuple(components)
-
-    @property
-    def component(self) -> Any:
-        """The TensorFlow variable, on the owner's device, that holds the elements while they are updated."""
-        return self.components[self.replicas.index(self.replica)]
-
-    def read(self) -> tf.Tensor:
-        """Returns its elements; zeros if another process owns them."""
-        return super().read() if self.is_owned else tf.zeros(self.shape, self.dtype)
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ import numpy as np
 from strategies.replica.fetching import local_slices
 from strategies.replica.flat_ranges import boxes
 from strategies.replica.splitting import SplitWeight, sharded_weight
-from strategies.replica.weight_slices import WholeOfSlices
+from strategies.replica.whole_of_slices import WholeOfSlices
 
 
 def write(dataset: Any, weight: Any) -> None:

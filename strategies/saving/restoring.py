@@ -17,7 +17,8 @@ from strategies.collectives.process_group import ProcessGroup
 from strategies.collectives.strings import broadcast_text
 from strategies.engine.engine import Engine, engine_of
 from strategies.engine.explained import explained
-from strategies.engine.variables import MetricVariable, PartialSumVariable, accumulators_of, level
+from strategies.engine.metric_variables import MetricVariable
+from strategies.engine.partial_sums import PartialSumVariable, accumulators_of, level
 from strategies.replica.fetching import assembled, give_to_all, slices
 from strategies.replica.owners import owners_of
 from strategies.saving.driving import drive

@@ -29,7 +29,8 @@ from strategies.engine.reductions import Reductions
 from strategies.engine.step import Steps
 from strategies.replica.owners import coordinates_of, first_owner, is_owned
 from strategies.replica.parts import ReplicaParts
-from strategies.replica.weight_slices import WeightShard, WeightSlice, WholeOnOwner, beside_weights
+from strategies.replica.weight_shards import WeightShard, WholeOnOwner
+from strategies.replica.weight_slices import WeightSlice, beside_weights
 from strategies.sharding.gathers import WeightGathers
 from strategies.sharding.partition import Partition, PartitionedBucket, laid_out, taken_apart
 from strategies.sharding.reduce_scatter import ReduceScatter, joined

@@ -24,7 +24,7 @@ from strategies.replica.driving import current_driver
 from strategies.replica.placeholders import SHARDED
 from strategies.replica.splitting import sharded_weight
 from strategies.replica.stored_array import StoredArray
-from strategies.replica.weight_slices import WholeOfSlices
+from strategies.replica.whole_of_slices import WholeOfSlices
 
 
 class Gathers(Protocol):

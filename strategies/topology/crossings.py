@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from strategies.topology.mesh import AXES, DeviceMesh
+from strategies.topology.axes import AXES
+from strategies.topology.mesh import DeviceMesh
 
 _COSTS = {
     "data": "the gradients of a process' own part once a step, 2 (n - 1) / n times their bytes from each process",

@@ -4,19 +4,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-#: The axes a mesh may have. "data" and "expert" hold replicas of the model, and each group along "expert" holds all
-#: experts; "pipe" holds the stages of one replica, "tensor" the shards of one layer.
-AXES = ("data", "expert", "pipe", "tensor")
-#: The axes into which the "data" axis of a mesh of processes is cut for sharding groups; users do not name them.
-SHARDING_AXES = ("replicate", "shard")
-KNOWN_AXES = (*AXES, *SHARDING_AXES)
-
-_REST = -1
+from strategies.topology.axes import AXES, check_axis, forms_boxes, nearest_sizes, resolve_sizes
 
 
 @dataclass(frozen=True)
@@ -49,7 +42,7 @@ class DeviceMesh:
 
     def __post_init__(self) -> None:
         for name in self.axis_names:
-            _check_axis(name)
+            check_axis(name)
         if len(self.axis_names) != len(self.axis_sizes) or len(set(self.axis_names)) != len(self.axis_names):
             raise ValueError(
                 f"A mesh needs each axis once and one size for each. Received: {self.axis_names} with sizes "
@@ -130,12 +123,12 @@ class DeviceMesh:
             )
         num_local = len(local_devices)
         sizes = resolve_sizes(axes, num_processes * num_local)
-        if not _is_box(num_local, tuple(sizes.values())):
+        if not forms_boxes(num_local, tuple(sizes.values())):
             raise ValueError(
                 f"With {num_local} devices per process, filled in the order {tuple(sizes)}, a process would "
                 f"own no box of the mesh {sizes}. Make the product of the last axes' sizes divide "
                 f"{num_local}, or be divided by it: reorder the axes or change their sizes. Nearest sizes that fit: "
-                f"{_nearest_fit(sizes, num_processes * num_local, num_local)}."
+                f"{nearest_sizes(sizes, num_processes * num_local, num_local)}."
             )
         ranks = tuple(rank for rank in range(num_processes) for _ in local_devices)
         return cls(tuple(sizes), tuple(sizes.values()), ranks, tuple(local_devices) * num_processes)
@@ -187,7 +180,7 @@ class DeviceMesh:
 
     def axis_size(self, axis: str) -> int:
         """Returns the size of `axis`: 1 if the mesh does not have it."""
-        _check_axis(axis)
+        check_axis(axis)
         return self.axis_sizes[self.axis_names.index(axis)] if axis in self.axis_names else 1
 
     def coordinates(self, index: int) -> dict[str, int]:
@@ -198,7 +191,7 @@ class DeviceMesh:
 
     def position(self, index: int, axis: str) -> int:
         """Returns the position of a flat index on one axis: 0 if the mesh does not have that axis."""
-        _check_axis(axis)
+        check_axis(axis)
         return self.coordinates(index).get(axis, 0)
 
     def index(self, coordinates: Mapping[str, int]) -> int:
@@ -235,7 +228,7 @@ class DeviceMesh:
         Groups are ordered by their first member; every flat index is in exactly one. An axis the mesh does
         not have gives groups of one.
         """
-        _check_axis(axis)
+        check_axis(axis)
         if axis not in self.axis_names:
             return tuple((index,) for index in range(self.size))
         grid = np.arange(self.size).reshape(self.axis_sizes)
@@ -289,76 +282,3 @@ class DeviceMesh:
     def _check_index(self, index: int) -> None:
         if not 0 <= index < self.size:
             raise ValueError(f"The mesh {self.axes} has flat indices 0 to {self.size - 1}. Received: {index}.")
-
-
-def resolve_sizes(axes: Mapping[str, int] | None, num_devices: int) -> dict[str, int]:
-    """Returns the sizes of `axes` with -1 replaced, so that they multiply to `num_devices`.
-
-    Args:
-        axes: size of each axis; None or empty means ``{"data": num_devices}``.
-        num_devices: the required product of the sizes.
-
-    Raises:
-        ValueError: an unknown axis, a size neither positive nor -1, two -1, or sizes that cannot fit; the last error
-            names the nearest sizes that fit.
-    """
-    sizes = dict(axes) if axes else {"data": _REST}
-    for name, size in sizes.items():
-        _check_axis(name, AXES)
-        if isinstance(size, bool) or not isinstance(size, int) or (size < 1 and size != _REST):
-            raise ValueError(
-                f"The size of mesh axis {name!r} must be a positive integer, or -1 to be inferred. "
-                f"Received: {size!r} in {sizes}."
-            )
-    rest = [name for name, size in sizes.items() if size == _REST]
-    if len(rest) > 1:
-        raise ValueError(f"Only one mesh axis may be -1 (inferred). Received: {sizes}.")
-    named = math.prod(size for size in sizes.values() if size != _REST)
-    if num_devices % named or (not rest and named != num_devices):
-        fit = _nearest_fit(sizes, num_devices)
-        raise ValueError(
-            f"Mesh axes {sizes} need {'a multiple of ' if rest else ''}{named} devices. "
-            f"Received: {num_devices}. Nearest sizes that fit: {fit}."
-        )
-    return {name: num_devices // named if size == _REST else size for name, size in sizes.items()}
-
-
-def _check_axis(axis: str, known: Sequence[str] = KNOWN_AXES) -> None:
-    if axis not in known:
-        raise ValueError(f"Unknown mesh axis; the axes are {list(AXES)}. Received: {axis!r}.")
-
-
-def _is_box(num_local: int, sizes: tuple[int, ...]) -> bool:
-    """Returns True if each run of `num_local` consecutive flat indices is a box of the mesh: a product of ranges."""
-    inner = 1
-    for size in reversed(sizes):
-        if num_local <= inner * size:
-            return num_local % inner == 0 and size % (num_local // inner) == 0
-        inner *= size
-    return False
-
-
-def _nearest_fit(sizes: Mapping[str, int], num_devices: int, num_local: int = 1) -> dict[str, int]:
-    """Returns the sizes with product `num_devices` nearest to the given ones; ties keep earlier axes larger.
-
-    With the returned sizes, the `num_local` devices of each process form a box.
-    """
-
-    def distance(candidate: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
-        wanted = zip(candidate, sizes.values(), strict=True)
-        changed = sum(abs(have - want) for have, want in wanted if want != _REST)
-        return changed, tuple(-size for size in candidate)
-
-    fitting = (each for each in _factorings(num_devices, len(sizes)) if _is_box(num_local, each))
-    best = min(fitting, key=distance)
-    return dict(zip(sizes, best, strict=True))
-
-
-def _factorings(number: int, length: int) -> Iterator[tuple[int, ...]]:
-    if length == 1:
-        yield (number,)
-        return
-    for first in range(1, number + 1):
-        if number % first == 0:
-            for others in _factorings(number // first, length - 1):
-                yield (first, *others)

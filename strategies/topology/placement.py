@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from strategies.topology.mesh import AXES, SHARDING_AXES, DeviceMesh, resolve_sizes
+from strategies.topology.axes import AXES, SHARDING_AXES, resolve_sizes
+from strategies.topology.mesh import DeviceMesh
 
 
 def has_model_axes(axes: Mapping[str, int] | None) -> bool:

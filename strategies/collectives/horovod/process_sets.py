@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from strategies.topology.mesh import KNOWN_AXES, DeviceMesh
+from strategies.topology.axes import KNOWN_AXES
+from strategies.topology.mesh import DeviceMesh
 
 #: Ascending ranks, which identify a process set.
 Ranks = tuple[int, ...]

@@ -16,8 +16,9 @@ from strategies.collectives.tf_runtime.channel import Link, RuntimeChannel
 from strategies.collectives.transport import Channel, Op, Pairs, shape_of
 from strategies.collectives.watchdog import Watchdog
 from strategies.control_plane import Member
+from strategies.topology.axes import KNOWN_AXES
 from strategies.topology.devices import is_gpu, list_own_devices
-from strategies.topology.mesh import KNOWN_AXES, DeviceMesh
+from strategies.topology.mesh import DeviceMesh
 
 _Body = Callable[[list[tf.Tensor]], list[tf.Tensor]]
 

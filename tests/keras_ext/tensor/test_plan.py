@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import pytest
 
-from keras_ext.tensor.plan import make_plan
+from keras_ext.tensor.planner import make_plan
 
 L = keras.layers
 

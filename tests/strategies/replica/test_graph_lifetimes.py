@@ -14,7 +14,7 @@ import tensorflow as tf
 import keras_ext
 import strategies
 from strategies._tf_internals import gradient_registry
-from strategies.replica import parts
+from strategies.replica.python_functions import host_callback
 from tests.strategies.parity.harness import features
 
 
@@ -156,7 +156,7 @@ def test_functions_that_a_graph_calls_go_with_it(strategy: strategies.MirroredSt
         def note() -> None:
             called.append(1)
 
-        return weakref.ref(note), parts.current_parts().host_callback(0, note, [after])
+        return weakref.ref(note), host_callback(note, [after])
 
     noted: list[Any] = []
 

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from strategies.topology.mesh import DeviceMesh, resolve_sizes
+from strategies.topology.mesh import DeviceMesh
 
 NAMES = [f"CPU:{i}" for i in range(8)]
 
@@ -124,28 +124,6 @@ def test_mesh_is_a_value() -> None:
     one, other = (DeviceMesh.from_devices(NAMES[:4], {"data": -1, "pipe": 2}) for _ in range(2))
     assert one == other
     assert hash(one) == hash(other)
-
-
-@pytest.mark.parametrize(
-    ("axes", "message"),
-    [
-        ({"date": 8}, r"axes are \['data', 'expert', 'pipe', 'tensor'\]. Received: 'date'"),
-        ({"data": 0}, "Received: 0 in"),
-        ({"data": -2}, "Received: -2 in"),
-        ({"data": 2.0}, "Received: 2.0 in"),
-        ({"data": True}, "Received: True in"),
-        ({"data": -1, "pipe": -1}, "Only one mesh axis may be -1"),
-        (
-            {"data": 3, "tensor": 2},
-            r"need 6 devices. Received: 8. Nearest sizes that fit: {'data': 4, 'tensor': 2}",
-        ),
-        ({"data": -1, "tensor": 3}, r"multiple of 3 devices. Received: 8. .*{'data': 4, 'tensor': 2}"),
-        ({"data": 16}, r"Nearest sizes that fit: {'data': 8}"),
-    ],
-)
-def test_refused_axes(axes: dict[str, int], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        resolve_sizes(axes, 8)
 
 
 def test_refused_devices_and_coordinates() -> None:

@@ -1,0 +1,180 @@
+"""Chooses a split for each layer of a model, from the model's graph and from what the user wants.
+
+Its contract is tested in ``tests/keras_ext/tensor/test_plan.py``.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+
+from keras_ext.expert.layer import MixtureOfExperts
+from keras_ext.tensor.activations import is_elementwise
+from keras_ext.tensor.channel_chains import end_of_chain, in_pieces_of_channels
+from keras_ext.tensor.custom_layers import plain_type
+from keras_ext.tensor.cuts import Cuts, column_cuts, cuts_along, gathered_cuts, hidden_cuts
+from keras_ext.tensor.graphs import followers_in, followers_inside, graphs_of, layers_of
+from keras_ext.tensor.layout_plan import kinds_and_dims
+from keras_ext.tensor.plan import LARGE, Choice, Plan, class_name_of
+from keras_ext.tensor.sequence_plan import in_pieces_of_sequences
+
+_MATRICES = (keras.layers.Dense, keras.layers.Conv2D)
+_ATTENTION = (keras.layers.MultiHeadAttention, keras.layers.GroupQueryAttention)
+# The kinds of split that each class of layers can have.
+_KINDS_OF: Mapping[type, tuple[str, ...]] = {
+    **dict.fromkeys(_MATRICES, ("column", "row")),
+    **dict.fromkeys(_ATTENTION, ("heads",)),
+    keras.layers.Embedding: ("vocab",),
+    keras.layers.ReversibleEmbedding: ("vocab",),
+    keras.layers.EinsumDense: ("column",),
+}
+
+
+def make_plan(
+    model: Any, num_shards: int, wanted: Mapping[str, Any] | None = None, *, sequence_parallel: bool = False
+) -> Plan:
+    """Chooses a split for every layer of a Sequential or Functional model.
+
+    By default every layer that can be split is split, unless it is quantized. If the output of a ``Dense`` or
+    ``Conv2D`` goes only to one other layer of its class, through nothing but channelwise layers, it is split by columns
+    and the other by rows, so that the pair costs one all-reduce each way (Shoeybi et al., arXiv:1909.08053, section 3).
+    The rest are split by columns, with gathered outputs, or by rows if the number of outputs is not divisible.
+
+    In layers of other classes, weights with more than `LARGE` of the model's parameters are split, and gathered when
+    the layer is called.
+
+    Args:
+        model: a built model.
+        num_shards: size of the mesh axis "tensor".
+        wanted: replaces the default: a kind, or None, for each regular expression; the first that is found in a layer's
+            path decides. Layers in whose path none is found stay whole. Or a ``keras.distribution.LayoutMap``.
+        sequence_parallel: whether attentions and row-parallel layers leave their output in pieces of the sequence.
+
+    Raises:
+        ValueError: the model is neither Sequential nor Functional, or is not built; a kind does not exist, or not for
+            that layer; a quantized layer is to be split; an expression matches no path.
+    """
+    kinds: dict[str, str | None] = {}
+    followers: dict[str, str] = {}
+    layers = dict(layers_of(model))
+    kinds.update(dict.fromkeys(layers))
+    paths = {id(layer): path for path, layer in layers.items()}
+    for graph in graphs_of(model):
+        followers |= followers_in(graph, paths)
+    for layer in layers.values():
+        followers |= followers_inside(layer, paths)
+    dims: dict[int, int] = {}
+    if isinstance(wanted, keras.distribution.LayoutMap):
+        kinds, dims = kinds_and_dims(layers, wanted, num_shards)
+    elif wanted is None:
+        _choose(kinds, layers, followers, num_shards)
+    else:
+        _take(kinds, layers, wanted)
+    for path, layer in layers.items():
+        if kinds[path] is not None and is_quantized(layer):
+            raise ValueError(
+                f"The plan splits {path!r}, which is quantized: there is no kernel for a quantized shard. Leave it out "
+                f"of the plan, so that it stays whole. Received: {kinds[path]!r} for a {class_name_of(layer)}."
+            )
+    passes = in_pieces_of_channels(kinds, layers, followers)
+    of_sequences: frozenset[str] = frozenset()
+    for graph in graphs_of(model) if sequence_parallel else ():
+        of_sequences |= in_pieces_of_sequences(graph, paths, kinds)
+    choices = {}
+    least_size = LARGE * sum(math.prod(weight.shape) for weight in model.weights)
+    for path, layer in layers.items():
+        cuts = _cuts(kinds[path], layer, num_shards, least_size if wanted is None else math.inf, dims)
+        kind = kinds[path]
+        if isinstance(layer, MixtureOfExperts):
+            # A mixture of experts splits itself, whatever is chosen for other layers.
+            kind = "hidden" if cuts.dims else None
+        elif kind in (None, "gathered") or plain_type(layer) is keras.layers.EinsumDense:
+            kind = (kind or "gathered") if cuts.dims else None
+        own = (path in passes, path in of_sequences - passes)
+        choices[path] = Choice(path, layer, kind, *own, cuts.dims, cuts.reason)
+    return Plan(choices, num_shards)
+
+
+def _cuts(kind: str | None, layer: Any, num_shards: int, least_size: float, dims: dict[int, int]) -> Cuts:
+    """Returns the cuts of single weights, for layers that are not split as a whole."""
+    if not layer.built or num_shards == 1:
+        return Cuts()
+    if isinstance(layer, MixtureOfExperts):
+        return hidden_cuts(layer, num_shards)
+    if kind == "column" and plain_type(layer) is keras.layers.EinsumDense:
+        return column_cuts(layer, num_shards, dims.get(id(layer._kernel)))
+    if dims:
+        return cuts_along(layer, dims) if kind in (None, "gathered") else Cuts()
+    if kind == "gathered":
+        return gathered_cuts(layer, num_shards)
+    return gathered_cuts(layer, num_shards, least_size) if kind is None else Cuts()
+
+
+def is_quantized(layer: Any) -> bool:
+    """Returns True if a layer is quantized, or holds one that is."""
+    return any(getattr(each, "quantization_mode", None) is not None for each in layer._flatten_layers())
+
+
+def _choose(
+    kinds: dict[str, str | None], layers: Mapping[str, Any], followers: Mapping[str, str], num_shards: int
+) -> None:
+    for path, layer in layers.items():
+        # A model may hold layers that it never calls.
+        if kinds[path] is not None or plain_type(layer) not in _KINDS_OF or not layer.built or is_quantized(layer):
+            continue
+        if issubclass(plain_type(layer), keras.layers.Embedding):
+            kinds[path] = "vocab" if layer.input_dim >= num_shards else None
+        elif plain_type(layer) is keras.layers.EinsumDense:
+            kinds[path] = "column"
+        elif isinstance(layer, _ATTENTION):
+            heads = [
+                getattr(layer, name)
+                for name in ("num_heads", "num_query_heads", "num_key_value_heads")
+                if hasattr(layer, name)
+            ]
+            kinds[path] = None if any(count % num_shards for count in heads) else "heads"
+        elif getattr(layer, "groups", 1) == 1:
+            outputs, inputs = _outputs(layer), _inputs(layer)
+            last = end_of_chain(path, layers, followers)
+            if outputs % num_shards == 0:
+                kinds[path] = "column"
+                if last is not None and kinds[last] is None and is_elementwise(layer.activation):
+                    kinds[last] = None if is_quantized(layers[last]) else "row"
+            elif inputs % num_shards == 0:
+                kinds[path] = "row"
+
+
+def _take(kinds: dict[str, str | None], layers: Mapping[str, Any], wanted: Mapping[str, str | None]) -> None:
+    unused = set(wanted)
+    for path, layer in layers.items():
+        expression = next((e for e in wanted if re.search(e, path)), None)
+        if expression is None:
+            continue
+        unused.discard(expression)
+        kind = wanted[expression]
+        is_mixture = isinstance(layer, MixtureOfExperts)
+        possible = ("hidden",) if is_mixture else (*_KINDS_OF.get(plain_type(layer), ()), "gathered")
+        if kind not in possible and (kind is not None or is_mixture):
+            raise ValueError(
+                f"The plan asks for {kind!r} for {path!r}, a {class_name_of(layer)}, which can be {list(possible)}. "
+                f"Make the expression "
+                f"{expression!r} narrower, or put one for this layer before it. Received: plan={dict(wanted)}."
+            )
+        kinds[path] = kind
+    if unused:
+        raise ValueError(
+            f"Nothing in the model has a path in which {sorted(unused)} is found. Its layers: {list(layers)}. "
+            f"Received: plan={dict(wanted)}."
+        )
+
+
+def _outputs(layer: Any) -> int:
+    return int(layer.units if type(layer) is keras.layers.Dense else layer.filters)
+
+
+def _inputs(layer: Any) -> int:
+    return int(layer.kernel.shape[-2])

@@ -1,0 +1,61 @@
+"""Tensors of graphs, each in one call of the function that it belongs to, and where they come from.
+
+The contract is tested in ``tests/strategies/batches/test_row_dependence.py``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from strategies.batches.row_marks import Found
+
+_CALLS = ("PartitionedCall", "StatefulPartitionedCall")
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of a function: its arguments are the inputs of `op`, in the call `outer`, or have the kinds `given`."""
+
+    op: Any
+    outer: Call | None
+    given: tuple[Found, ...] | None = None
+
+
+class Node(NamedTuple):
+    """A tensor of a graph, in one call of the function that it belongs to."""
+
+    tensor: Any
+    call: Call | None
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """Identifies the tensor in this call, as long as both exist."""
+        return id(self.tensor), id(self.call)
+
+
+def source_of(node: Node) -> Node | None:
+    """Returns the tensor that an input of a function comes from; None if it is an argument of the step."""
+    tensor, call = node
+    graph = tensor.graph
+    if call is not None:
+        position = next((i for i, each in enumerate(graph.inputs) if each is tensor), None)
+        return None if position is None else Node(call.op.inputs[position], call.outer)
+    outside = next((outer for outer, inner in getattr(graph, "captures", ()) if inner is tensor), None)
+    return None if outside is None else Node(outside, None)
+
+
+def body_of(op: Any) -> Any:
+    """Returns the graph of the function that an operation calls; None if it calls none, or TensorFlow has no graph."""
+    return graph_of(op, op.get_attr("f").name) if op.type in _CALLS else None
+
+
+def graph_of(op: Any, name: str) -> Any:
+    """Returns the graph of a function that an operation names; None if TensorFlow has none."""
+    # No public API returns the functions of a graph.
+    return getattr(op.graph._get_function(name), "graph", None)
+
+
+def position_in_function(tensor: Any) -> int:
+    """Returns the index of a tensor among the inputs of its function."""
+    return next(i for i, each in enumerate(tensor.graph.inputs) if each is tensor)
