@@ -1,28 +1,43 @@
 """Strategies that train Keras 3 models on TensorFlow across devices and processes, with the numbers of one device."""
 
-import ast
 import importlib
-from pathlib import Path
 from typing import Any
 
 # TensorFlow takes seconds to import, and some modules of this package, such as the launcher and the installation of
-# Horovod, do not need it. So each name is imported on first use, from the module that the stub beside this file names.
+# Horovod, do not need it. So each name is imported on first use. `__init__.pyi` tells type checkers the same.
 _MODULES = {
-    alias.name: str(node.module)
-    for node in ast.parse(Path(__file__).with_name("__init__.pyi").read_text(encoding="utf-8")).body
-    if isinstance(node, ast.ImportFrom)
-    for alias in node.names
+    "CentralStorageStrategy": "strategies.central_storage",
+    "Cluster": "strategies.topology.cluster",
+    "DeviceMesh": "strategies.topology.mesh",
+    "DifferenceWarning": "strategies.batches.row_warnings",
+    "DistributedError": "strategies.control_plane",
+    "Finding": "strategies.engine.strategy",
+    "HorovodStrategy": "strategies.horovod",
+    "MirroredStrategy": "strategies.mirrored",
+    "MultiWorkerMirroredStrategy": "strategies.multi_worker_mirrored",
+    "ParameterServerStrategy": "strategies.parameter_server",
+    "SecondsWaited": "strategies.engine.waiting",
+    "bytes_per_device": "strategies.replica.memory",
+    "exact": "strategies.exactness",
+    "gather_rows": "strategies.engine.row_gathers",
+    "global_rows": "strategies.engine.row_gathers",
+    "load_on_all": "strategies.saving.restoring",
+    "measure_communication": "strategies.engine.waiting",
+    "peak_bytes_per_device": "strategies.replica.memory",
+    "seconds_waited": "strategies.engine.waiting",
+    "strict": "strategies.batches.row_warnings",
+    "sum_accumulated": "strategies.saving.restoring",
 }
+_SUBMODULES = ("elastic",)
 
-__all__ = sorted(_MODULES)
+__all__ = sorted([*_MODULES, *_SUBMODULES])
 
 
 def __getattr__(name: str) -> Any:
+    if name in _SUBMODULES:
+        return importlib.import_module(f"{__name__}.{name}")
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    if _MODULES[name] == __name__:
-        # A submodule, such as `elastic`, and not a name in one.
-        return importlib.import_module(f"{__name__}.{name}")
     value = getattr(importlib.import_module(_MODULES[name]), name)
     globals()[name] = value
     return value

@@ -1,7 +1,4 @@
-"""The public names of `strategies`, for type checkers and for the package itself, which imports each on first use.
-
-This is the only list of these names: `__init__.py` reads it.
-"""
+"""The public names of `strategies`, for type checkers: `__init__.py` has the same, and imports each on first use."""
 
 from strategies import elastic as elastic
 from strategies.batches.row_warnings import DifferenceWarning as DifferenceWarning

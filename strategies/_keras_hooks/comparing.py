@@ -56,7 +56,7 @@ def difference(lines_by_rank: Sequence[Sequence[str]], remedy: str = "", where: 
 
 
 def _differing(engine: Engine, lines: list[str]) -> list[list[str]] | None:
-    if engine.member.has_store:
+    if engine.member.store is not None:
         return engine.member.differing(lines)
     group = engine.process_group
     if group is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import inspect
 import logging
@@ -131,8 +132,7 @@ def _driven(model: keras.Model, function: Step, combination: shares.Combination)
     counters = Counters(model)
     padding = compiled_steps.padding_of(model)
 
-    @functools.wraps(function)
-    def driven(data: Any) -> Any:
+    def run(data: Any) -> Any:
         one_by_one = isinstance(data, (AgreedIterator, ReadAheadIterator))
         draws_batches = model.steps_per_execution > 1 and not one_by_one
         num_replicas = model.distribute_strategy.num_replicas_in_sync
@@ -165,6 +165,14 @@ def _driven(model: keras.Model, function: Step, combination: shares.Combination)
                 except StopIteration:
                     break
             return outputs
+
+    @functools.wraps(function)
+    def driven(data: Any) -> Any:
+        outputs = run(data)
+        # Messages say after which step a process is.
+        position = engine.member.position
+        engine.member.position = dataclasses.replace(position, step=position.step + model.steps_per_execution)
+        return outputs
 
     return driven
 

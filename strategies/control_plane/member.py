@@ -100,9 +100,9 @@ class Member:
             atexit.register(self.leave)
 
     @property
-    def has_store(self) -> bool:
-        """True if the job has a key-value store."""
-        return self._store is not None
+    def store(self) -> KeyValueStore | None:
+        """The key-value store of the job; None if it has none."""
+        return self._store
 
     @property
     def position(self) -> Position:

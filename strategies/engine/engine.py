@@ -123,7 +123,7 @@ class Engine:
             return
         with carrying("numbers of devices"):
             job = _check_alike(self.process_group, self.layout.num_local, len(self.parts.owned))
-        self.save_counter = SaveCounter(self.process_group.rank, job)
+        self.save_counter = SaveCounter(self.process_group.rank, job, self.member.store)
         agree_on_seed(self.process_group)
         if self.parts.spans_processes:
             agree_on_random_state(self.process_group)
@@ -252,7 +252,7 @@ def _check_alike(process_group: ProcessGroup, num_replicas: int, num_parts: int)
     """Raises an error on all processes if their numbers of devices differ: they would split batches differently.
 
     Returns:
-        A random number drawn by rank 0, which identifies this job.
+        A random number drawn by rank 0, which identifies this strategy.
     """
     mine = tf.constant([[num_replicas, num_parts, secrets.randbelow(2**31)]], tf.int32)
     gathered = process_group.gather(mine).numpy().tolist()

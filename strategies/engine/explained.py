@@ -99,7 +99,7 @@ def merge_errors_explained() -> Iterator[None]:
 
 
 def _reason(member: Member, error: tf.errors.OpError, what: str) -> str | None:
-    if isinstance(error, _LOCAL_ERRORS) or not member.has_store:
+    if isinstance(error, _LOCAL_ERRORS) or member.store is None:
         return None
     if what and "Mismatched" in str(error):
         # The error comes from Horovod, which compares sizes itself.

@@ -78,7 +78,7 @@ class ReplicatedExtended(MirroredExtended):
         )
         self.engine.agree()
         adapt(self._collective_ops)
-        if self.engine.member.has_store:
+        if self.engine.member.store is not None:
             # After TensorFlow, which installs its own handler of the signal.
             self.engine.member.preemption.install_handler()
 

@@ -1,19 +1,20 @@
 """Waits for files that rank 0 writes and other processes read, without a collective.
 
 A model that is loaded outside any scope belongs to its process alone, so no collective can be run: rank 0 may be the
-only process that loads, or that has saved. A process therefore polls the file. The modification time identifies the
-save that made the file: its sub-second part encodes the job and the number of times that the job has saved this path. A
-process that has called ``save`` as many times waits for that file, not for an older one of the same name.
+only process that loads, or that has saved. All processes count how often they save each path. Rank 0 announces in the
+key-value store of the job which save it has written, and a process that has called ``save`` as many times waits for
+that announcement, not for an older file of the same name.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import pathlib
 import time
 import weakref
+
+from strategies.control_plane import KeyValueStore
 
 _logger = logging.getLogger(__name__)
 
@@ -24,8 +25,7 @@ UNKNOWN_SECONDS = 10.0
 
 _POLL_SECONDS = 0.05
 _LOG_AFTER_SECONDS = 10.0
-# The two numbers are stored in microseconds, since not all file systems keep a finer time.
-_NUM_JOBS, _NUM_SAVES = 1000, 1000
+_NANOSECONDS = 10**9
 
 
 class SaveCounter:
@@ -33,15 +33,22 @@ class SaveCounter:
 
     Args:
         rank: the rank of the process.
-        job: any integer >= 0, the same on all ranks.
+        job: a number of this strategy, the same on all ranks; other strategies of these processes count for themselves.
+        store: the key-value store of the job; None if it has none, as in elastic jobs.
     """
 
-    def __init__(self, rank: int, job: int) -> None:
+    def __init__(self, rank: int, job: int, store: KeyValueStore | None) -> None:
         self.rank = rank
-        self._job = 1 + job % (_NUM_JOBS - 1)  # Never 0: a file system without sub-second times reports 0.
+        self._job = job
+        self._store = store
         self._counts: dict[pathlib.Path, int] = {}
         self._times: dict[pathlib.Path, int] = {}
         _all.add(self)
+
+    @property
+    def hears_of_saves(self) -> bool:
+        """True if rank 0 can announce its saves."""
+        return self._store is not None
 
     def count(self, path: pathlib.Path) -> int:
         """Counts one more save of ``path`` and returns the number of saves by this process."""
@@ -50,24 +57,26 @@ class SaveCounter:
         self._times[key] = time.monotonic_ns()
         return self._counts[key]
 
-    def mark(self, path: pathlib.Path, number: int) -> None:
-        """Marks ``path`` as save `number` of this job, in its modification time (nanoseconds since 1970)."""
-        now = time.time_ns()
-        part = (self._job * _NUM_SAVES + number % _NUM_SAVES) * 1000
-        whole = now // 10**9 - (now % 10**9 < part)  # Never in the future.
-        with contextlib.suppress(OSError):
-            os.utime(path, ns=(now, whole * 10**9 + part))
+    def announce(self, path: pathlib.Path, number: int, modified_ns: int) -> None:
+        """Tells all processes that ``path`` is now the file of save `number`, with its modification time."""
+        if self._store is not None:
+            self._store.post(self._key(path), f"{number} {modified_ns}")
 
     def is_saved(self, path: pathlib.Path, number: int) -> bool:
-        """Returns True if ``path`` comes from save `number` of this job or a later one, or has a whole-second time."""
+        """Returns True if ``path`` is the file of save `number` or a later one; without a store, if it exists."""
+        if self._store is None:
+            return path.exists()
+        announced = self._store.read(self._key(path)).get(0, "0 0")
+        written, modified_ns = map(int, announced.split())
         try:
-            part = path.stat().st_mtime_ns % 10**9
+            # A network file system may show this process the file before it for some time. Some keep whole seconds.
+            is_seen = path.stat().st_mtime_ns // _NANOSECONDS >= modified_ns // _NANOSECONDS
         except OSError:
             return False
-        if part == 0:
-            return True  # The file system keeps whole seconds.
-        job, made = divmod(part // 1000, _NUM_SAVES)
-        return job == self._job and (made - number) % _NUM_SAVES < _NUM_SAVES // 2
+        return written >= number and is_seen
+
+    def _key(self, path: pathlib.Path) -> str:
+        return f"saved {self._job} {path.absolute()}"
 
     def saved_at(self, path: pathlib.Path) -> int:
         """Returns the time of this process' last save of ``path`` (monotonic, nanoseconds), 0 if there is none."""
@@ -109,6 +118,12 @@ def wait_for(path: pathlib.Path) -> None:
     def is_ready() -> bool:
         return counter.is_saved(path, number) if counter is not None and number else path.exists()
 
+    if number and counter is not None and not counter.hears_of_saves:
+        _logger.warning(
+            "%s may be outdated: rank 0 cannot announce what it has written, as this job has no key-value store (it is "
+            "elastic, or started by mpirun). Load the file within strategy.scope() on all ranks, or on rank 0.",
+            path,
+        )
     begin = time.monotonic()
     is_logged = False
     while not is_ready():

@@ -58,10 +58,11 @@ def _replace(engine: Engine, path: pathlib.Path, number: int, write: Callable[[o
     unfinished = save_counter.name_unfinished(path)
     try:
         result = write(str(unfinished))
-        engine.save_counter.mark(unfinished, number)
+        modified_ns = unfinished.stat().st_mtime_ns
         if path.is_dir():
             shutil.rmtree(path)
         unfinished.replace(path)
+        engine.save_counter.announce(path, number, modified_ns)
     finally:
         if unfinished.is_dir():
             shutil.rmtree(unfinished)

@@ -1,4 +1,10 @@
-"""Slots of slices: variables that an optimizer creates for a range of a weight are on the device of its owner."""
+"""Slots of slices: variables that an optimizer creates for a range of a weight are on the device of its owner.
+
+Where an optimizer names the weight of a slot (``add_variable_from_reference``), the slice is known. Not all do:
+Adafactor makes its row and column factors by ``add_variable(shape=...)`` and the dummies of vectors by ``Variable(0)``,
+and users' optimizers do likewise. All make them in a loop over the variables that they are built with, and only the
+loop tells for which slice a variable is. So the list over which they iterate says, at each element, whose slot is made.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +22,7 @@ _current: contextvars.ContextVar[WeightSlice | None] = contextvars.ContextVar(
 
 
 class Announced(list[Any]):
-    """A list of slices: while it is iterated, new variables become slots of the current slice.
-
-    Optimizers create slots in loops over their variables, and not all of them name the variable of a slot.
-    """
+    """A list of slices: while it is iterated, new variables become slots of the current slice."""
 
     def __iter__(self) -> Iterator[Any]:
         for each in super().__iter__():
