@@ -27,6 +27,7 @@ from strategies.batches.row_kinds import Kind
 from strategies.batches.row_marks import mark
 from strategies.batches.row_warnings import warn
 from strategies.engine.engine import Engine, engine_of
+from strategies.replica import drawing
 from strategies.replica.recomputed import check_seeded
 
 # Far apart, so that neighbouring replicas do not draw what neighbouring seeds draw: 2**32 / golden ratio.
@@ -90,19 +91,19 @@ def _mirrored_seed_generator(engine: Engine) -> keras.random.SeedGenerator:
 def _normal(
     original: _Draw, shape: Any, mean: Any = 0.0, stddev: Any = 1.0, dtype: Any = None, seed: Any = None
 ) -> tf.Tensor:
-    return _placed(shape, seed, lambda shape: original(shape, mean, stddev, dtype, seed))
+    return _placed(shape, seed, lambda shape: _drawn("normal", original, shape, (mean, stddev), dtype, seed))
 
 
 def _truncated_normal(
     original: _Draw, shape: Any, mean: Any = 0.0, stddev: Any = 1.0, dtype: Any = None, seed: Any = None
 ) -> tf.Tensor:
-    return _placed(shape, seed, lambda shape: original(shape, mean, stddev, dtype, seed))
+    return _placed(shape, seed, lambda shape: _drawn("truncated_normal", original, shape, (mean, stddev), dtype, seed))
 
 
 def _uniform(
     original: _Draw, shape: Any, minval: Any = 0.0, maxval: Any = 1.0, dtype: Any = None, seed: Any = None
 ) -> tf.Tensor:
-    return _placed(shape, seed, lambda shape: original(shape, minval, maxval, dtype, seed))
+    return _placed(shape, seed, lambda shape: _drawn("uniform", original, shape, (minval, maxval), dtype, seed))
 
 
 def _randint(
@@ -227,3 +228,11 @@ def _alike_drawn(draw: Callable[[], tf.Tensor]) -> tf.Tensor:
         return draw()
     finally:
         _alike.reset(token)
+
+
+def _drawn(kind: str, original: _Draw, shape: Any, numbers: tuple[Any, Any], dtype: Any, seed: Any) -> tf.Tensor:
+    kept = tf.as_dtype(dtype or keras.config.floatx())
+    if not drawing.is_in_place(shape, kept):
+        return original(shape, *numbers, dtype, seed)
+    cast = backend_random._cast_seed(seed_generator.draw_seed(seed))
+    return drawing.draw(kind, shape, numbers, kept, cast)

@@ -17,6 +17,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from keras.src.backend.tensorflow import random as backend_random
 from keras.src.backend.tensorflow.trainer import TFEpochIterator
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 from keras.src.saving import saving_lib
@@ -176,6 +177,7 @@ def _objects() -> dict[str, Any]:
         "eager context": _tf_internals.eager_context.context(),
         "graph": graph,
         "operation": graph.get_operations()[0],
+        "random numbers": backend_random,
         "store of weights": saving_lib.H5IOStore(io.BytesIO(), mode="w"),
         "mirrored variable": _tf_internals.MirroredVariable,
         "extended strategy": tf.distribute.MirroredStrategy(["CPU:0"]).extended,
