@@ -37,7 +37,7 @@ Every class of `keras.callbacks`, with what it keeps, writes and restores:
 _READERS = """## Readers
 
 Two epochs from every kind of input that `fit` takes, with weights of rows where it has them; stops are at the third
-step of the second epoch, after which a new `fit` goes on from what the callback kept:
+step of the second epoch, after which a new `fit` goes on from what the callback kept. An empty cell was not run:
 """
 
 
