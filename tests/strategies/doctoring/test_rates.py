@@ -26,7 +26,8 @@ class Group:
 
 
 def strategy(group: Group) -> Any:
-    extended = SimpleNamespace(process_group=group, worker_devices=["/job:worker/replica:0/task:1/device:GPU:0"])
+    devices = ["/job:worker/replica:0/task:1/device:GPU:0"]
+    extended = SimpleNamespace(engine=SimpleNamespace(process_group=group), worker_devices=devices)
     return SimpleNamespace(extended=extended, communication="NCCL")
 
 
