@@ -137,7 +137,6 @@ ROOMS = (
         ("numpy", "tensorflow"),
         ("row values", "plans", "topology", "devices", "internals", "collectives", "batches", "replica"),
     ),
-    # The parts of a step, of which the engine consists beside the sharding.
     Room(
         "engine",
         2,
@@ -157,6 +156,7 @@ ROOMS = (
             "engine",
         ),
     ),
+    # The engine is made of these parts of a step, and of the sharding.
     Room(
         "steps",
         2,

@@ -1,4 +1,4 @@
-"""How a pipeline model computes in the current thread: replicas run in threads of their own and share the model.
+"""The state of a pipeline model in the current thread: replicas run in threads of their own and share the model.
 
 The contract is tested in ``tests/keras_ext/pipeline/test_inference.py`` and ``test_losses.py`` beside it.
 """
@@ -12,7 +12,7 @@ from typing import Any
 
 
 class ThreadState(threading.local):
-    """What one replica of a `PipelineModel` computes now; each thread has its own.
+    """The state of one replica's computation in a `PipelineModel`; each thread has its own.
 
     Attributes:
         flows: True if calls compute micro-batches that flow through the stages.

@@ -1,4 +1,4 @@
-"""How the results of loops and conditionals depend on rows, from the functions that are their bodies.
+"""Finds how the results of loops and conditionals depend on rows, from the functions that are their bodies.
 
 The contract is tested in ``tests/strategies/batches/test_row_dependence.py``.
 """

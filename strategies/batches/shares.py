@@ -27,7 +27,7 @@ from strategies.evenly import even_bounds
 
 _ATTRIBUTE = "_keras_strategies_share"
 
-#: How Keras' trainer combines its steps' outputs; None outside the trainer, in the user's own loop.
+#: The combination of the steps' outputs by Keras' trainer; None outside the trainer, in the user's own loop.
 Combination = Literal["mean", "concat"] | None
 
 

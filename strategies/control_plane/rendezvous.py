@@ -104,7 +104,7 @@ class RendezvousServer(Generic[Peer]):
         protocol: marks their messages.
         own: rank 0 itself.
         size: the number of ranks.
-        welcome: takes an announcement; returns the rank and what to keep of it, or None if it is no announcement. May
+        welcome: takes an announcement; returns the rank and its peer, or None if it is no announcement. May
             raise a `refusal`.
         refusal: the class of errors that end the rendezvous on all ranks.
     """
@@ -118,7 +118,7 @@ class RendezvousServer(Generic[Peer]):
         welcome: Callable[[dict[str, Any], Mapping[int, Peer]], tuple[int, Peer] | None],
         refusal: type[Exception],
     ) -> None:
-        #: What is kept of the announcements, by rank.
+        #: The peers that `welcome` returned, by rank.
         self.joined: dict[int, Peer] = {0: own}
         self._listener, self._protocol, self._size = listener, protocol, size
         self._welcome, self._refusal = welcome, refusal

@@ -21,6 +21,7 @@ from strategies.collectives.descriptions import carrying
 from strategies.collectives.fixed_order import sum_in_order
 from strategies.engine.layout import ReplicaLayout, local_values
 from strategies.replica.deferred import in_shapes_only
+from strategies.replica.parts import engine_attribute
 
 _Nest = TypeVar("_Nest")
 
@@ -285,7 +286,7 @@ def _check_strategy() -> None:
     context = tf.distribute.get_replica_context()
     if context is None or context.num_replicas_in_sync == 1 or in_shapes_only():
         return
-    if not isinstance(getattr(getattr(context.strategy.extended, "engine", None), "layout", None), ReplicaLayout):
+    if not isinstance(engine_attribute(context.strategy, "layout"), ReplicaLayout):
         raise ValueError(
             "strategies.gather_rows and strategies.global_rows work under the strategies of this package. Make the "
             f"model in the scope of strategies.MirroredStrategy, or another one. Received: {context.strategy}"

@@ -149,7 +149,7 @@ def must_agree(share: Share, name: str, by_program: bool, graph: Any) -> bool:
 
 
 def _is_other_branch(graph: Any) -> bool:
-    """Returns True if `graph` is the other branch of the tf.cond of which a branch is being traced."""
+    """Returns True if a branch of a tf.cond is being traced, and `graph` is the other branch."""
     current = tf.compat.v1.get_default_graph()
     if graph is None or graph is current or not getattr(current, "is_control_flow_graph", False):
         return False

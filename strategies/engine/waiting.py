@@ -15,6 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from strategies._tf_internals import MapDataset, PerReplica, is_op_determinism_enabled
+from strategies.replica.parts import engine_attribute
 from strategies.topology.devices import is_gpu
 
 #: Dataset stages that have their own threads, by the names of TensorFlow's classes, which are not public.
@@ -79,7 +80,7 @@ def measure_communication(strategy: tf.distribute.Strategy) -> None:
 
 
 def _waits_of(strategy: tf.distribute.Strategy) -> Waits:
-    waits = getattr(getattr(strategy.extended, "engine", None), "waits", None)
+    waits = engine_attribute(strategy, "waits")
     if not isinstance(waits, Waits):
         raise ValueError(
             "Only the strategies of this package measure what they wait for. Received: "

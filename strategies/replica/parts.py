@@ -273,7 +273,15 @@ class ReplicaParts:
 _WHOLE = ReplicaParts(DeviceMesh.from_devices([""]), [[""]], [0], ProcessGroups())
 
 
+def engine_attribute(strategy: tf.distribute.Strategy, name: str) -> Any:
+    """Returns an attribute of a strategy's engine; None if the strategy is not one of this package's.
+
+    For modules below the engine, which cannot import its class.
+    """
+    return getattr(getattr(strategy.extended, "engine", None), name, None)
+
+
 def current_parts() -> ReplicaParts:
     """Returns the parts of a replica under the strategy in whose scope this is called."""
-    parts = getattr(getattr(tf.distribute.get_strategy().extended, "engine", None), "parts", None)
+    parts = engine_attribute(tf.distribute.get_strategy(), "parts")
     return parts if isinstance(parts, ReplicaParts) else _WHOLE

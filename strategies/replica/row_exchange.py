@@ -23,6 +23,7 @@ from strategies.batches import shares
 from strategies.collectives.process_group import ProcessGroup
 from strategies.replica.axis_mappings import like_in_rows
 from strategies.replica.deferred import in_shapes_only
+from strategies.replica.parts import engine_attribute
 from strategies.replica.row_blocks import swapped_between
 from strategies.topology.sharding import ShardingGroups
 
@@ -250,7 +251,7 @@ def permuted(value: tf.Tensor, order: tf.Tensor) -> tf.Tensor:
 
 
 def row_exchange(axis: Literal["data", "expert"]) -> RowExchange | None:
-    """Returns the exchange between replicas along an axis, each of which computes with its own rows of weights.
+    """Returns the exchange of rows along an axis of replicas; each replica computes with its own rows of weights.
 
     Args:
         axis: "expert": None if the current strategy's mesh has no such axis. "data": the replicas that share the
@@ -266,8 +267,7 @@ def row_exchange(axis: Literal["data", "expert"]) -> RowExchange | None:
             own = exchange.own(self.kernel)
             y = exchange.computed(tokens, counts, lambda tokens, counts: products(tokens, counts, own))
     """
-    engine = getattr(tf.distribute.get_strategy().extended, "engine", None)
-    found: RowExchange | None = getattr(engine, "row_exchange", None)
+    found: RowExchange | None = engine_attribute(tf.distribute.get_strategy(), "row_exchange")
     return found if found is None or axis == "data" or found.is_expert_axis else None
 
 

@@ -1,4 +1,4 @@
-"""Sums over the replicas of a step, of which some may have dummy rows only.
+"""Sums over the replicas of a step; some replicas may have only dummy rows.
 
 The contract is tested in ``tests/keras_ext/expert/test_data_parallel.py``.
 """

@@ -79,7 +79,7 @@ def test_a_side_that_does_not_read_holds_nobody_up(ends: tuple[Channel, socket.s
 
 def test_everything_is_sent_before_the_link_is_closed(ends: tuple[Channel, socket.socket]) -> None:
     channel, theirs = ends
-    # What this side has not read would reset the connection.
+    # Unread data would reset the connection.
     theirs.sendall(encoded(PROTOCOL, {}))
     channel.send({"text": "last"})
     theirs.shutdown(socket.SHUT_WR)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 import socket
-import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
+from strategies.control_plane import rendezvous
 from strategies.control_plane.channel import Channel, LinkLostError, connect
 from strategies.control_plane.rendezvous import Countdown, RendezvousServer, ask
+from tests.clock import Clock
 
 PROTOCOL = "test 1"
 
@@ -89,13 +90,15 @@ def test_silence_is_an_error(server: RendezvousServer[str], guest: Channel) -> N
         ask(guest, {"name": "first"}, 0.1, LookupError)
 
 
-def test_the_times_of_a_countdown() -> None:
+def test_the_times_of_a_countdown(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr(rendezvous, "time", clock)
     endless, countdown = Countdown(None, 10.0), Countdown(0.3, 0.1)
     assert endless.left == math.inf
     assert 0 < endless.until_next <= 10.0
     assert not countdown.is_notice_due()
     assert 0 < countdown.until_next <= 0.1
-    time.sleep(0.15)
+    clock.sleep(0.15)
     assert (countdown.is_notice_due(), countdown.is_notice_due()) == (True, False)
-    time.sleep(0.2)
+    clock.sleep(0.2)
     assert countdown.left < 0 == countdown.until_next
