@@ -3,13 +3,13 @@
 import keras
 
 from strategies import _keras_hooks
+from strategies._keras_hooks.agreement import compare_weights
 from strategies._keras_hooks.callbacks import write_scalars
 from strategies._keras_hooks.global_state import global_state_kept, in_stateless_scope
 from strategies._keras_hooks.gradients import for_optimizer
 from strategies._keras_hooks.keras_versions import sort_layers
 from strategies._keras_hooks.new_variables import settled
 from strategies._keras_hooks.plain_classes import saved_as
-from strategies._keras_hooks.same_models import compare_weights
 from strategies._keras_hooks.shapes import SYMBOLIC_ROWS, shapes_of
 from strategies._keras_hooks.sharded_optimizers import some_need_whole
 from strategies._keras_hooks.synchronized_norms import warn_of_norms

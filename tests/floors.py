@@ -128,7 +128,7 @@ ROOMS = (
         2,
         ("strategies.batches",),
         ("numpy", "tensorflow"),
-        ("division", "row values", "internals", "collectives", "batches"),
+        ("division", "row values", "topology", "internals", "collectives", "batches"),
     ),
     Room(
         "replica",
@@ -210,6 +210,7 @@ ROOMS = (
             "rank end",
             "versions",
             "row values",
+            "topology",
             "internals",
             "control plane",
             "collectives",

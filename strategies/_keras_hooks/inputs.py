@@ -12,7 +12,6 @@ from keras.src.backend.tensorflow import trainer as keras_tf_trainer
 from keras.src.trainers import data_adapters, epoch_iterator
 from keras.src.trainers.data_adapters import array_data_adapter, py_dataset_adapter, tf_dataset_adapter
 
-from strategies._keras_hooks import same_inputs
 from strategies._keras_hooks.wrapping import wrap
 from strategies.batches.compared_dataset import ComparedDataset
 from strategies.batches.pipeline_ops import reads_generator
@@ -42,12 +41,11 @@ def _epoch_iterator(
     **kwargs: Any,
 ) -> None:
     engine = engine_of(distribute_strategy)
-    if engine is not None and engine.process_group is not None:
-        same_inputs.compare(engine, kwargs)
-        if isinstance(kwargs.get("x"), keras.utils.PyDataset):
-            # Keras shuffles its batches by Python's generator, and its own code mostly uses numpy's.
-            agree_on_random_state(engine.process_group)
-    token = _shared_out.set(engine is not None and engine.process_group is not None)
+    group = None if engine is None else engine.process_group
+    if group is not None and isinstance(kwargs.get("x"), keras.utils.PyDataset):
+        # Keras shuffles its batches by Python's generator, and its own code mostly uses numpy's.
+        agree_on_random_state(group)
+    token = _shared_out.set(group is not None)
     try:
         original(iterator, distribute_strategy, **kwargs)
     finally:

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import keras
 
-from strategies._keras_hooks import same_models
+from strategies._keras_hooks import agreement
 from strategies.collectives.process_group import ProcessGroup
 from strategies.control_plane import Member
 from strategies.control_plane.preemption import Preemption
@@ -85,22 +85,23 @@ class LastCallback(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, float] | None = None) -> None:
         """Stops, or ends, all processes if one of them stops or was asked to end."""
-        model, here, group = self.model, member(self.model), process_group(self.model)
-        if here is None:
+        model, engine = self.model, engine_of(self.model.distribute_strategy)
+        if engine is None:
             return
-        if group is None:
+        here = engine.member
+        if engine.agreement is None:
             if here.preemption.is_asked:
                 _end_if_saved(here.preemption, epoch, is_chief=True)
             return
-        weights = same_models.replicated_weights(model)
+        weights = agreement.replicated_weights(model)
         what = f"the weights of the model {model.name!r}, at the end of epoch {epoch + 1}"
         mine = (int(bool(model.stop_training)), int(here.preemption.is_asked), *here.shares.taken())
-        by_rank = same_models.gathered_with_checksums(weights, group, what, *mine)
+        by_rank = agreement.gathered_with_checksums(weights, engine.agreement, what, *mine)
         model.stop_training = any(wants for wants, *_ in by_rank)
         if any(is_asked for _, is_asked, *_ in by_rank):
-            _end_if_saved(here.preemption, epoch, is_chief=group.rank == 0)
+            _end_if_saved(here.preemption, epoch, is_chief=engine.should_checkpoint)
         slow = stragglers([looks for _, _, *looks in by_rank])
-        if slow is not None and group.rank == 0:
+        if slow is not None and engine.should_checkpoint:
             _logger.warning("In epoch %d %s", epoch + 1, slow)
 
 

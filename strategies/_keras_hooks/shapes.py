@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -11,19 +10,12 @@ import numpy as np
 import tensorflow as tf
 from keras.src import backend
 
+from strategies._keras_hooks import agreement
 from strategies.batches import shares
 
 #: A placeholder for an unknown number of rows. It is a prime and not a usual size of a tensor, so no other size equals
 #: it by chance, and a size that is n times this number is n times the number of rows.
 SYMBOLIC_ROWS = 7919
-
-# The specs of batches that were checked since a model with stages on several processes was compiled.
-_checked: weakref.WeakKeyDictionary[keras.Model, set[str]] = weakref.WeakKeyDictionary()
-
-
-def forget(model: keras.Model) -> None:
-    """Causes batches to be checked again, because the model was recompiled."""
-    _checked.pop(model, None)
 
 
 def check_ahead(model: keras.Model, batch: Any) -> None:
@@ -36,7 +28,7 @@ def check_ahead(model: keras.Model, batch: Any) -> None:
     check = getattr(model, "check_batch", None)
     if check is None:
         return
-    known = _checked.setdefault(model, set())
+    known = agreement.compared(model)
     specs = keras.tree.map_structure(_spec, batch)
     if repr(specs) in known:
         return

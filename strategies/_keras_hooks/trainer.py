@@ -8,7 +8,6 @@ import functools
 import inspect
 import logging
 import warnings
-import weakref
 from collections.abc import Callable
 from typing import Any, Concatenate
 
@@ -19,11 +18,10 @@ from keras.src.trainers import epoch_iterator
 from keras.src.trainers import trainer as keras_trainer
 
 from strategies._keras_hooks import (
+    agreement,
     compiled_steps,
     losses,
     optimizer_variables,
-    same_inputs,
-    same_models,
     shapes,
     split_batches,
 )
@@ -52,10 +50,6 @@ Step = Callable[[Any], Any]
 _ENTRIES = ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch")
 
 
-# For a model on several processes, the methods whose first batch has been compared.
-_compared: weakref.WeakKeyDictionary[keras.Model, set[str]] = weakref.WeakKeyDictionary()
-
-
 def install() -> None:
     """Wraps the trainer's entries and what they call."""
     wrap(keras_trainer.Trainer, "compile", _compile, in_step=False)
@@ -77,24 +71,12 @@ def _entry(
     engine = engine_of(strategy)
     if engine is None:
         return original(model, *args, **kwargs)
-    arguments = inspect.signature(original).bind(model, *args, **kwargs).arguments
-    with calling(engine.member, original.__name__), same_inputs.comparing_arguments(arguments):
+    bound = inspect.signature(original).bind(model, *args, **kwargs)
+    bound.apply_defaults()
+    with calling(engine.member, original.__name__):
         _check(model, strategy)
-        same_models.compare(model)
-        if engine.process_group is None:
-            return original(model, *args, **kwargs)
-        compared = _compared.setdefault(model, set())
-        takes_batch = original.__name__.endswith("_on_batch")
-        is_due = not takes_batch or original.__name__ not in compared
-        compared.add(original.__name__)
-        if is_due and takes_batch:
-            engine.compare_batch([arguments.get(name) for name in same_inputs.DATA])
-        if engine.same_batches is None:
-            return original(model, *args, **kwargs)
-        if is_due:
-            engine.same_batches.begin()
-        with engine.same_batches.explained():
-            return original(model, *args, **kwargs)
+        agreement.compare_call(model, original.__name__, bound.arguments)
+        return original(model, *args, **kwargs)
 
 
 def _make_function(original: Callable[..., Step], model: keras.Model, step_function: Callable[[Any], Any]) -> Step:
@@ -208,8 +190,7 @@ def _compile(
     # Outside the scope, Keras would make the optimizer and the metrics for one device.
     with strategy.scope():
         result = original(model, *args, **kwargs)
-    same_models.forget(model)
-    shapes.forget(model)
+    agreement.forget(model)
     compiled_steps.note_request(model, asked.get("jit_compile", "auto"))
     if model.optimizer is not None:
         with strategy.scope():
@@ -297,7 +278,7 @@ def _maybe_symbolic_build(
             original(model, data_batch=data_batch)
     except Exception as error:
         _logger.info("The first step builds the model %r: it cannot be built ahead. %s", model.name, error)
-    same_models.compare(model)
+    agreement.compare_built(model)
 
 
 def _replica_specs(element_spec: Any) -> Any:

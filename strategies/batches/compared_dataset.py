@@ -13,8 +13,8 @@ import tensorflow as tf
 
 from strategies._tf_internals import UnaryUnchangedStructureDataset, tensor_lists
 from strategies.batches import first_batch
-from strategies.batches.agreement import Agreement
 from strategies.batches.origins import Origin
+from strategies.collectives.agreement import Agreement
 
 
 class Checked:
@@ -22,10 +22,11 @@ class Checked:
 
     Args:
         make: returns the dataset of pairs; called when the dataset is needed.
-        origins: returns the origins of the tensors that have checksums; called when they are needed.
+        origins: returns the origins of the tensors that have checksums; called when they are needed. None if only the
+            processes of one replica have the same batches.
     """
 
-    def __init__(self, make: Callable[[], tf.data.Dataset], origins: Callable[[], list[Origin]]) -> None:
+    def __init__(self, make: Callable[[], tf.data.Dataset], origins: Callable[[], list[Origin]] | None) -> None:
         self._make = make
         self._origins = origins
 
@@ -40,10 +41,13 @@ class Checked:
             values: the checksums of the batch; None if the process has no batch.
             are_arrays: True if the only random thing in the dataset is the order of the rows of arrays.
         """
+        numbers = [] if values is None else values.numpy().tolist()
+        if self._origins is None:
+            return first_batch.message(numbers, [Origin.RANDOM] * len(numbers))
         origins = self._origins()
         if are_arrays:
             origins = [Origin.DATA] * len(origins)
-        return first_batch.message([0] * len(origins) if values is None else values.numpy().tolist(), origins)
+        return first_batch.message(numbers or [0] * len(origins), origins)
 
 
 class ComparedDataset(UnaryUnchangedStructureDataset):
@@ -88,7 +92,7 @@ class ComparedDataset(UnaryUnchangedStructureDataset):
         first = next(iterator, None)
         values = None if first is None else first[0]
         mine = self._checked.message(values, are_arrays=self._are_arrays)
-        first_batch.judge(self._agreement.gathered("checksums of the first batch", *mine))
+        first_batch.judge(self._agreement.gathered("checksums of the first batch", *mine), self._agreement.num_together)
         if first is None:
             return checked.map(lambda _, element: element)
         return _rejoined(first, iterator, checked)

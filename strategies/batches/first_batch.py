@@ -3,7 +3,8 @@
 Each process computes its own rows of a global batch that all of them have. If each process got different rows, as by
 ``x[rank::size]`` or ``dataset.shard(size, rank)``, then with two processes half of the rows would never be trained,
 without any error. So processes exchange checksums of the first batch, once per call, and all reach the same verdict.
-Which tensors have to be equal depends on their `Origin`.
+Which tensors have to be equal depends on their `Origin`. Processes that hold parts of one replica compute with the same
+rows: among them, all tensors have to be equal. Later batches are not compared.
 """
 
 from __future__ import annotations
@@ -15,16 +16,18 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from strategies.batches.agreement import Agreement
 from strategies.batches.origins import Origin
 from strategies.batches.row_warnings import DifferenceWarning
 from strategies.batches.rows import is_tensor
+from strategies.collectives.agreement import Agreement
+from strategies.topology.agreement import differences
 
 _RANGE = 2**62
 #: The number of checksums of tensors that come from Python. The last one covers all further such tensors, too.
 _MAX_PYTHON = 4
-#: The number of values that each process sends: a hash of the origins, a checksum of the data, and those from Python.
-NUM_CHECKSUMS = 2 + _MAX_PYTHON
+#: The number of values that each process sends: a hash of the origins, a checksum of the data, those from Python, and
+#: a checksum of all tensors.
+NUM_CHECKSUMS = 3 + _MAX_PYTHON
 _NOTHING = -1
 
 REMEDY = (
@@ -36,7 +39,14 @@ REMEDY = (
 )
 _REFUSAL = (
     "The processes were given different data: the first batch on ranks {ranks} has other rows than that on rank 0. "
-    f"{REMEDY}"
+    f"{REMEDY} {{received}}"
+)
+_REFUSAL_IN_REPLICA = (
+    "Processes that hold parts of one replica were given different data: the first batch on ranks {ranks} differs from "
+    "that on the first rank of their replica. All of them have to be given the same rows, labels and weights, in the "
+    "same order: inputs may depend on the position along the mesh axis 'data' (input_context.input_pipeline_id), not "
+    "on the rank. Shuffle with a seed, or call keras.utils.set_random_seed with the same number on all ranks. "
+    "{received}"
 )
 _WARNING = (
     "The first batch on ranks {ranks} has other values than that on rank 0 in some of its tensors, and the same in the "
@@ -92,7 +102,7 @@ def compare(batch: Any, agreement: Agreement) -> None:
     leaves = [leaf for leaf in tf.nest.flatten(batch) if is_tensor(leaf) or hasattr(leaf, "__array__")]
     values = checksums([leaf if is_tensor(leaf) else tf.convert_to_tensor(leaf) for leaf in leaves])
     mine = message(values.numpy().tolist(), [Origin.DATA] * len(leaves))
-    judge(agreement.gathered("checksums of the batch", *mine))
+    judge(agreement.gathered("checksums of the batch", *mine), agreement.num_together)
 
 
 def message(values: Sequence[int], origins: Sequence[Origin]) -> list[int]:
@@ -105,10 +115,10 @@ def message(values: Sequence[int], origins: Sequence[Origin]) -> list[int]:
     if len(python) > _MAX_PYTHON:
         python = [*python[: _MAX_PYTHON - 1], joined(python[_MAX_PYTHON - 1 :])]
     data = [value for value, origin in zip(values, origins, strict=True) if origin == Origin.DATA]
-    return [joined(origins), joined(data), *python, *[_NOTHING] * (_MAX_PYTHON - len(python))]
+    return [joined(origins), joined(data), *python, *[_NOTHING] * (_MAX_PYTHON - len(python)), joined(values)]
 
 
-def judge(by_rank: Any) -> None:
+def judge(by_rank: Any, num_together: int = 1) -> None:
     """Raises an error or warns, on all processes alike, if the first batch differs between them.
 
     Tensors made of data alone have to be equal. Tensors that come from Python may have been augmented there: if none of
@@ -117,12 +127,18 @@ def judge(by_rank: Any) -> None:
 
     Args:
         by_rank: the messages of the processes, ``[processes, NUM_CHECKSUMS]``.
+        num_together: the number of processes that hold one replica together.
 
     Raises:
         ValueError: on all processes, with the ranks that have other rows.
     """
     by_rank = np.asarray(by_rank)
-    form, data, python = by_rank[:, 0], by_rank[:, 1], by_rank[:, 2:]
+    form, data, python, whole = by_rank[:, 0], by_rank[:, 1], by_rank[:, 2:-1], by_rank[:, -1]
+    received = differences([[f"a first batch with checksum {value:x}"] for value in whole.tolist()])
+    of_replicas = whole.reshape(-1, num_together)
+    is_other = (of_replicas != of_replicas[:, :1]).reshape(-1)
+    if is_other.any():
+        raise ValueError(_REFUSAL_IN_REPLICA.format(ranks=_listed(is_other), received=received))
     if (form != form[0]).any():
         # The pipelines differ, so checksums cannot be compared; the parts that must not differ were compared before.
         return
@@ -131,7 +147,7 @@ def judge(by_rank: Any) -> None:
     if data[0] == _NOTHING:
         is_other |= others[:, python[0] != _NOTHING].all(axis=1) & others.any(axis=1)
     if is_other.any():
-        raise ValueError(_REFUSAL.format(ranks=_listed(is_other)))
+        raise ValueError(_REFUSAL.format(ranks=_listed(is_other), received=received))
     if others.any():
         # Warns on all processes, so that all stop where warnings are errors.
         warnings.warn(_WARNING.format(ranks=_listed(others.any(axis=1))), DifferenceWarning, stacklevel=2)

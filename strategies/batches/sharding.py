@@ -24,11 +24,11 @@ import tensorflow as tf
 
 from strategies._tf_internals import AutoShardDataset, LegacyRebatchDataset, PerReplica, PerReplicaSpec
 from strategies.batches import early_selection, first_batch, inputs
-from strategies.batches.agreement import Agreement
 from strategies.batches.compared_dataset import Checked, ComparedDataset
 from strategies.batches.origins import Origin, origins_of
 from strategies.batches.portions import Portion, PortionSpec
 from strategies.batches.rows import take_rows
+from strategies.collectives.agreement import Agreement
 
 _logger = logging.getLogger(__name__)
 
@@ -109,6 +109,24 @@ def ending_together(dataset: tf.data.Dataset, agreement: Agreement, plan: str, c
     return AgreedDataset(dataset, agreement, _known(min, lengths), ends="first", checked=checked)
 
 
+def distribute_whole(dataset: tf.data.Dataset, agreement: Agreement, num_replicas: int) -> Any:
+    """Returns the dataset of global batches of processes that all read all of it, for parts of the same replicas.
+
+    Raises:
+        ValueError: on all processes, if they have datasets of different lengths.
+    """
+
+    if inputs.is_distributed(dataset):
+        return dataset
+
+    def shared(batch: Any) -> Any:
+        return inputs.share_out(batch, num_replicas) if num_replicas > 1 else batch
+
+    checked = Checked(lambda: inputs.with_checksums(dataset, shared), lambda: origins_of(dataset))
+    distributed = inputs.distribute(dataset, num_replicas)
+    return ending_together(distributed, agreement, "all processes read all of it, for one replica", checked)
+
+
 def distribute_own(dataset: tf.data.Dataset, agreement: Agreement, num_local: int) -> AgreedDataset:
     """Joins datasets that each process made for itself, whose elements are batches of one replica each."""
     _log_plan(agreement, "each process reads the dataset that its function made")
@@ -119,10 +137,21 @@ def _own(
     dataset: tf.data.Dataset, agreement: Agreement, num_local: int, *, batch_per_replica: bool = False
 ) -> AgreedDataset:
     per_element = 1 if batch_per_replica else num_local
-    portions = inputs.map_batches(dataset, lambda batch: inputs.portion_out(batch, 0, per_element, per_element))
+
+    def portion(batch: Any) -> Any:
+        return inputs.portion_out(batch, 0, per_element, per_element)
+
     together = num_local // per_element
     lengths = [-(-length // together) if length > 0 else length for length in _lengths(dataset, agreement)]
-    return AgreedDataset(portions, agreement, _known(max, lengths), ends="last", num_together=together)
+    return AgreedDataset(
+        inputs.map_batches(dataset, portion),
+        agreement,
+        _known(max, lengths),
+        ends="last",
+        num_together=together,
+        # Processes of one replica have the same dataset; others need not.
+        checked=Checked(lambda: inputs.with_checksums(dataset, portion), None) if agreement.num_together > 1 else None,
+    )
 
 
 def _lengths(dataset: tf.data.Dataset, agreement: Agreement) -> list[int]:
@@ -247,7 +276,7 @@ class AgreedIterator:
                 )
             raise StopIteration
         if first is not None:
-            first_batch.judge(first)
+            first_batch.judge(first, self._agreement.num_together)
         if self._ends == "first":
             return parts[0]
         parts = [_nothing(self._like()) if part is None else part for part in parts]
@@ -261,14 +290,16 @@ class AgreedIterator:
         self._is_first = False
         checksums = self._checked.message(self._checksums, are_arrays=self._are_arrays)
         by_rank = self._agreement.gathered(what, *numbers, *checksums)
-        return self._agreement.by_position(what, by_rank[:, :2]), by_rank[:, 2:]
+        by_position = self._agreement.by_position(what, [each[:2] for each in by_rank])
+        return by_position, [each[2:] for each in by_rank]
 
     def _draw(self) -> Any:
         """Returns the next element, or with ``ends="last"`` the next element that has rows; None at the end."""
         for element in self._iterator:
             if self._checked is not None:
                 checksums, element = element
-                self._checksums = checksums if self._is_first else None
+                if self._is_first and self._checksums is None:
+                    self._checksums = checksums
             if self._ends == "first" or _num_own(element):
                 self._last = element
                 return element

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import hashlib
-import json
 import os
 import sys
 import sysconfig
@@ -30,7 +28,6 @@ _SECONDS_BETWEEN_LOOKS = 0.5
 # Collectives that run this soon after a failure do not show that the program continues.
 _SECONDS_AFTER_FAILURE = 2.0
 
-_DESCRIPTIONS = "descriptions of the model and its input"
 # The most characters of an error in a message to the others.
 _MOST_CHARACTERS = 600
 _LIBRARY = sysconfig.get_paths()["stdlib"]
@@ -85,7 +82,7 @@ class Member:
         self._reason = self._ended = ""
         self._failed_at = 0.0
         self._last_exchange = ""
-        self._num_strategies = self._num_comparisons = 0
+        self._num_strategies = self._num_barriers = 0
         #: The agreement on the last step of a training; None without a key-value store.
         self.stops: Stops | None = None
         #: The share of its time in which this process waits in collectives.
@@ -120,13 +117,12 @@ class Member:
         self._num_strategies += 1
         return self.exchange(f"strategy {self._num_strategies}", text)
 
-    def exchange(self, name: str, text: str, what: str = "") -> list[str]:
+    def exchange(self, name: str, text: str) -> list[str]:
         """Exchanges texts under a name that is used once; returns them by rank. All processes call it.
 
         Args:
             name: the same on all processes.
             text: the text of this process.
-            what: describes the texts in messages; if empty, the name does.
 
         Raises:
             DistributedError: a process has left, is elsewhere in its program, or did not post in time.
@@ -134,7 +130,7 @@ class Member:
         store = self._required()
         key = f"exchange {name}"
         store.post(key, text)
-        self._wait_for(lambda: len(store.read(key)) == self.world_size, name, what)
+        self._wait_for(lambda: len(store.read(key)) == self.world_size, name)
         texts = store.read(key)
         # All processes have read the last exchange, since they have posted for this one.
         store.forget(self._last_exchange)
@@ -159,22 +155,6 @@ class Member:
                     raise self.lost(found)
         finally:
             self.note_waits("store", [])
-
-    def differing(self, lines: Sequence[str]) -> list[list[str]] | None:
-        """Compares lines of text that must be the same on all processes. All processes call it.
-
-        Returns:
-            None if they are the same; else the lines of all processes, by rank.
-        """
-        self._num_comparisons += 1
-        name, text = f"comparison {self._num_comparisons}", json.dumps(list(lines))
-        digests = self.exchange(name, hashlib.sha1(text.encode()).hexdigest(), _DESCRIPTIONS)
-        if len(set(digests)) == 1:
-            return None
-        # Of processes with the same lines, only the first sends them.
-        is_sender = digests.index(digests[self.rank]) == self.rank
-        texts = self.exchange(f"{name} in words", text if is_sender else "", _DESCRIPTIONS)
-        return [json.loads(texts[digests.index(digest)]) for digest in digests]
 
     def note_waits(self, source: str, waits: Sequence[Wait], *, is_busy: bool = False) -> None:
         """Posts what this process waits for, if that has changed.
@@ -268,8 +248,8 @@ class Member:
     def barrier(self, name: str) -> None:
         """Barrier: returns when all processes have called it, for example before the first of them ends."""
         if self._store is not None:
-            self._num_comparisons += 1
-            self.exchange(f"{name} {self._num_comparisons}", "")
+            self._num_barriers += 1
+            self.exchange(f"{name} {self._num_barriers}", "")
 
     # ---- what this process knows
 

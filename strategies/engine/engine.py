@@ -15,8 +15,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from strategies.batches import first_batch
-from strategies.batches.agreement import Agreement
+from strategies.collectives.agreement import Agreement
 from strategies.collectives.descriptions import carrying
 from strategies.collectives.fixed_order import sum_in_order
 from strategies.collectives.process_group import ProcessGroup
@@ -28,7 +27,6 @@ from strategies.engine.layout import DataParallelGroup, ReplicaLayout
 from strategies.engine.metric_variables import holds_totals, reading_totals
 from strategies.engine.partial_sums import PartialSumVariable
 from strategies.engine.reductions import FusedReduction, LocalReduction, Reductions
-from strategies.engine.same_batches import SameBatches
 from strategies.engine.save_counter import SaveCounter
 from strategies.engine.seeds import agree_on_random_state, agree_on_seed
 from strategies.engine.step import Steps
@@ -83,16 +81,13 @@ class Engine:
         #: Reduces per-replica values over the replicas.
         self.reductions = Reductions(self.layout, reduce_locally)
         gradient_sync = GradientSync(self.layout, self.reductions, self.waits)
-        #: Compares batches between processes that hold parts of one replica; None if there are none.
-        self.same_batches: SameBatches | None = None
-        #: Compares the batches of processes, and ends their datasets together; None without other processes.
+        #: Compares what processes have to have in common, and ends their datasets together; None without others.
         self.agreement: Agreement | None = None
         if self.process_group is not None:
             num_together = len(parts.owners) if parts.spans_processes else 1
             self.agreement = Agreement(self.process_group, num_together)
-            self.same_batches = SameBatches(self.process_group, num_together) if num_together > 1 else None
         #: The running step.
-        self.steps = Steps(strategy, self.layout, self.waits, self.same_batches)
+        self.steps = Steps(strategy, self.layout, self.waits)
         self._updates = Updates(parts, self.layout, gradient_sync, self.steps)
         #: The groups of replicas over which updates are sharded; None if each replica updates all weights.
         self.sharding = sharding
@@ -206,7 +201,7 @@ class Engine:
         """Runs the deferred update, if there is one; see :meth:`Updates.finish`. Call it in cross-replica context."""
         return self._updates.finish(fused)
 
-    # ---- metrics and batches
+    # ---- metrics
 
     @contextlib.contextmanager
     def metric_totals(self, variables: Iterable[Any]) -> Iterator[None]:
@@ -231,15 +226,6 @@ class Engine:
             totals[i] = total
         with reading_totals(zip(chosen, totals, strict=True)):
             yield
-
-    def compare_batch(self, batch: Any) -> None:
-        """Raises an error on all processes if they have different global batches. All processes call it.
-
-        Args:
-            batch: a nest of tensors or arrays; other values are not compared.
-        """
-        if self.agreement is not None and self.layout.process_group is not None:
-            first_batch.compare(batch, self.agreement)
 
 
 def engine_of(strategy: tf.distribute.Strategy) -> Engine | None:

@@ -206,17 +206,16 @@ class ReplicatedExtended(MirroredExtended):
             return self._clocked(sharding.distribute(dataset, self.engine.agreement, self._layout.num_local))
         if options is not None or not isinstance(dataset, tf.data.Dataset):
             return super()._experimental_distribute_dataset(dataset, options)
-        shared = inputs.distribute(dataset, self._layout.num_replicas)
-        if self.engine.agreement is not None:
-            shared = sharding.ending_together(
-                shared, self.engine.agreement, "all processes read all of it, for one replica"
-            )
-        return self._clocked(shared)
+        if self.engine.agreement is None:
+            return self._clocked(inputs.distribute(dataset, self._layout.num_replicas))
+        return self._clocked(sharding.distribute_whole(dataset, self.engine.agreement, self._layout.num_replicas))
 
     def _distribute_datasets_from_function(self, dataset_fn: Any, options: Any) -> Any:
-        if self.engine.agreement is None or self._layout.process_group is None:
+        if self.engine.agreement is None:
             return super()._distribute_datasets_from_function(dataset_fn, options)
         dataset = dataset_fn(self._make_input_context())
+        if self._layout.num_replicas == 1:
+            return self._clocked(sharding.distribute_whole(dataset, self.engine.agreement, 1))
         return self._clocked(sharding.distribute_own(dataset, self.engine.agreement, self._layout.num_local))
 
     def _clocked(self, dataset: Any) -> Any:

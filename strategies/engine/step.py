@@ -34,13 +34,11 @@ from strategies._tf_internals import (
 from strategies.batches import inputs, shares
 from strategies.batches.row_marks import marking
 from strategies.batches.rows import add_dummy_rows, rows_of
-from strategies.collectives.traced_ops import collectives_after
 from strategies.engine.context import StepContext, trainer_call
 from strategies.engine.explained import merge_errors_explained
 from strategies.engine.layout import ReplicaLayout
 from strategies.engine.outputs import combined
 from strategies.engine.replica_state import ReplicaWrites, agree
-from strategies.engine.same_batches import SameBatches
 from strategies.engine.waiting import Waits
 from strategies.replica.attributes import ReplicaAttributes
 
@@ -88,16 +86,12 @@ class Steps:
         strategy: the strategy of the replicas' context.
         layout: its replicas.
         waits: measures the waiting times of the steps.
-        same_batches: compares batches between processes that hold parts of one replica; None if there are none.
     """
 
-    def __init__(
-        self, strategy: tf.distribute.Strategy, layout: ReplicaLayout, waits: Waits, same_batches: SameBatches | None
-    ) -> None:
+    def __init__(self, strategy: tf.distribute.Strategy, layout: ReplicaLayout, waits: Waits) -> None:
         self._strategy = weakref.ref(strategy)
         self._layout = layout
         self._waits = waits
-        self._same_batches = same_batches
         self._row_weights = _RowWeights(layout.devices)
         self._writes = ReplicaWrites()
         self._lifted: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
@@ -161,14 +155,7 @@ class Steps:
 
     @tf.autograph.experimental.do_not_convert
     def _run(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Runs one step, first comparing its batch if needed; every step goes through this method."""
-        if self._same_batches is None or trainer_call().combination is None:
-            return self._run_step(fn, args, kwargs)
-        (args, kwargs), compared = self._same_batches.compared((args, kwargs))
-        with collectives_after(compared):
-            return self._run_step(fn, args, kwargs)
-
-    def _run_step(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs one step; every step goes through this method."""
         layout = self._layout
         args, local_shares = self._shared_out(args, kwargs)
         graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()

@@ -1,6 +1,7 @@
-"""The strategy arguments of every process, exchanged and compared before use. Pure: standard library only.
+"""The text of errors about processes that differ, and the strategy arguments of every process, compared before use.
 
 Processes with different strategies would form groups of different sizes, and wait for each other until a timeout.
+Pure: standard library only.
 """
 
 from __future__ import annotations
@@ -9,6 +10,29 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
+
+_MOST_SHOWN = 3
+
+
+def differences(lines_by_rank: Sequence[Sequence[str]]) -> str:
+    """Returns the last sentence of an error about processes that differ: the lines of each rank that others lack.
+
+    Args:
+        lines_by_rank: lines of text of each process, by rank, most informative for the user first.
+    """
+    # Lines that all processes have, in any order, are left out.
+    common = set(lines_by_rank[0]).intersection(*lines_by_rank[1:])
+    ranks_by_text: dict[str, list[int]] = {}
+    for rank, lines in enumerate(lines_by_rank):
+        own = [line for line in lines if line not in common]
+        more = f"; and {len(own) - _MOST_SHOWN} more" if len(own) > _MOST_SHOWN else ""
+        ranks_by_text.setdefault("; ".join(own[:_MOST_SHOWN]) + more or "none of these", []).append(rank)
+    received = (f"{_named(ranks)}: {text}" for text, ranks in ranks_by_text.items())
+    return f"Received, where they differ: {' | '.join(received)}."
+
+
+def _named(ranks: Sequence[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
 
 
 @dataclass(frozen=True)
@@ -50,21 +74,15 @@ def agreed_nodes(texts: Sequence[str]) -> tuple[int, ...]:
     """
     requests = [json.loads(text) for text in texts]
     for name, what in (("strategy", "strategy"), ("num_devices", "number of devices"), ("mesh", "mesh")):
-        values = [each[name] for each in requests]
-        if any(value != values[0] for value in values):
-            mend = " Hide some devices (CUDA_VISIBLE_DEVICES)." if name == "num_devices" else ""
-            raise ValueError(
-                f"All processes must make the strategy with the same {what}; they run the same program.{mend} "
-                f"{_by_rank(values)}"
-            )
-    for kind, asked in (
+        mend = " Hide some devices (CUDA_VISIBLE_DEVICES)." if name == "num_devices" else ""
+        remedy = f"All processes must make the strategy with the same {what}; they run the same program.{mend}"
+        _refuse_others(remedy, name, [each[name] for each in requests])
+    for kind, remedy in (
         ("options", "All processes must make the strategy with the same {}."),
         ("versions", "All processes must use the same version of {}: install it on their hosts alike."),
     ):
         for name in dict.fromkeys(name for each in requests for name in each[kind]):
-            values = [each[kind].get(name) for each in requests]
-            if any(value != values[0] for value in values):
-                raise ValueError(f"{asked.format(name)} {_by_rank(values)}")
+            _refuse_others(remedy.format(name), name, [each[kind].get(name) for each in requests])
     return tuple(each["node"] for each in requests)
 
 
@@ -73,5 +91,6 @@ def claims(texts: Sequence[str]) -> list[str]:
     return [json.loads(text)["gpus"] for text in texts]
 
 
-def _by_rank(values: Sequence[Any]) -> str:
-    return "Received: " + "; ".join(f"rank {rank}: {value}" for rank, value in enumerate(values)) + "."
+def _refuse_others(remedy: str, name: str, values: Sequence[Any]) -> None:
+    if any(value != values[0] for value in values):
+        raise ValueError(f"{remedy} {differences([[f'{name}={value}'] for value in values])}")

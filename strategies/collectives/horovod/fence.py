@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from strategies.collectives.traced_ops import capturable, make_handle, step_dependencies
+from strategies.collectives.traced_ops import capturable, make_handle
 
 
 class Fence:
@@ -37,8 +37,7 @@ class Fence:
         """Returns the value, of at least one dimension, as an input that the optimiser neither folds nor merges."""
         resource = capturable(self._zero)
         with tf.device("CPU:0"):
-            with tf.control_dependencies(step_dependencies()):
-                zero = tf.raw_ops.ReadVariableOp(resource=resource, dtype=tf.int32)
+            zero = tf.raw_ops.ReadVariableOp(resource=resource, dtype=tf.int32)
             begin = tf.fill([value.shape.rank], zero)
         pinned = tf.slice(value, begin, [-1] * value.shape.rank)
         pinned.set_shape(value.shape)

@@ -10,8 +10,8 @@ import pytest
 import tensorflow as tf
 
 from strategies.batches import sharding
-from strategies.batches.agreement import Agreement
 from strategies.batches.first_batch import NUM_CHECKSUMS
+from strategies.collectives.agreement import Agreement
 
 Data = tf.data.Dataset
 
@@ -27,7 +27,7 @@ class Job:
     def gather(self, value: tf.Tensor, *, equal_sizes: bool) -> tf.Tensor:
         self.sizes.append(value.shape[1])
         other = value + (
-            0 if self.are_alike or value.shape[1] < NUM_CHECKSUMS else [[*[0] * (value.shape[1] - 5), *[1] * 5]]
+            0 if self.are_alike or value.shape[1] < NUM_CHECKSUMS else [[*[0] * (value.shape[1] - 6), *[1] * 6]]
         )
         return tf.concat([value, other], axis=0)
 

@@ -38,7 +38,10 @@ def test_judgement(origins: list[Origin], first: list[int], second: list[int], e
     assert {len(each) for each in messages} == {NUM_CHECKSUMS}
     outcome: Any = contextlib.nullcontext()
     if expected == "refused":
-        outcome = pytest.raises(ValueError, match=r"on ranks 2 has other rows.*AutoShardPolicy\.OFF.*from_function")
+        outcome = pytest.raises(
+            ValueError,
+            match=r"on ranks 2 has other rows.*from_function.*ranks 0, 1: a first .* \| rank 2: a",
+        )
     elif expected == "warned":
         outcome = pytest.warns(UserWarning, match=r"on ranks 2 has other values.*set_random_seed")
     with outcome:
@@ -49,6 +52,16 @@ def test_other_pipelines_are_not_compared() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         judge([message([1], [DATA]), message([1, 2], [DATA, DATA])])
+
+
+@pytest.mark.parametrize("origin", Origin)
+def test_processes_of_one_replica_need_all_tensors_alike(origin: Origin) -> None:
+    messages = [message([1, 2 + (rank == 3)], [DATA, origin]) for rank in range(4)]
+    with pytest.raises(
+        ValueError, match=r"parts of one replica .* on ranks 3 .*ranks 0, 1, 2: a first .* \| rank 3: a"
+    ):
+        judge(messages, num_together=2)
+    judge([message([1 + rank // 2], [Origin.RANDOM]) for rank in range(4)], num_together=2)
 
 
 BATCH = {

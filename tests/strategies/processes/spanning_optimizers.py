@@ -189,7 +189,7 @@ class TestDifferences:
     """Each difference is refused on both ranks, and neither rank waits."""
 
     def test_meshes(self) -> None:
-        with pytest.raises(ValueError, match=r"same mesh.*rank 0: {'pipe': 2}; rank 1: {'tensor': 2}"):
+        with pytest.raises(ValueError, match=r"same mesh.*rank 0: mesh={'pipe': 2} \| rank 1: mesh={'tensor': 2}"):
             new_strategy({"tensor": 2} if rank() else {"pipe": 2})
 
     @pytest.mark.parametrize(
@@ -202,7 +202,9 @@ class TestDifferences:
 
     @pytest.mark.skipif(ENGINE != "HorovodStrategy", reason="its options")
     def test_options(self) -> None:
-        with pytest.raises(ValueError, match=r"same bucket_bytes.*rank 0: 1000; rank 1: 1001"):
+        with pytest.raises(
+            ValueError, match=r"same bucket_bytes.*rank 0: bucket_bytes=1000 \| rank 1: bucket_bytes=1001"
+        ):
             new_strategy({"tensor": 2}, bucket_bytes=1000 + rank())
         with pytest.raises(ValueError, match="Adasum looks at all of a weight's gradient"):
             new_strategy({"pipe": 2}, reduction="adasum")

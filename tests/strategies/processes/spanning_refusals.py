@@ -16,6 +16,7 @@ import pytest
 import tensorflow as tf
 
 import keras_ext
+from strategies.collectives.agreement import Agreement
 from tests.strategies.processes.spanning_optimizers import TOLERANCE, X, Y, job, on, plain, rank
 
 
@@ -268,43 +269,38 @@ def test_layers_made_split_draw_as_plain_ones() -> None:
         np.testing.assert_array_equal(each, initializer((6, 8)))
 
 
-# ---- batches: at the end, because TensorFlow lets no process go on after a step that failed
+# ---- batches
 
 
-def test_batches_are_compared_once() -> None:
+@pytest.fixture
+def exchanged(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of what processes exchange about their batches, in order."""
+    names: list[str] = []
+    gathered = Agreement.gathered
+
+    def noted(agreement: Agreement, what: str, *numbers: int) -> Any:
+        names.append(what)
+        return gathered(agreement, what, *numbers)
+
+    monkeypatch.setattr(Agreement, "gathered", noted)
+    return names
+
+
+def test_batches_are_compared_once(exchanged: list[str]) -> None:
     model = pipeline()
     model.compile("sgd", "mse")
-    found = []
-    due = keras.callbacks.LambdaCallback(
-        on_train_begin=lambda logs: found.append(is_due()),
-        on_train_batch_end=lambda batch, logs: found.append(is_due()),
-    )
-    model.fit(X, Y, batch_size=8, verbose=0, callbacks=[due])
-    assert found == [True, False, False, False]
+    model.fit(X, Y, batch_size=8, verbose=0, epochs=2)
+    assert exchanged.count("checksums of the first batch") == 1
 
 
-def test_the_first_call_on_a_batch_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_call_on_a_batch_is_compared(exchanged: list[str]) -> None:
     model = pipeline()
     model.compile("sgd", "mse")
-    found = []
-    same_batches = on("pipe").extended.engine.same_batches
-    begin = same_batches.begin
-
-    def noted() -> None:
-        begin()
-        found.append(is_due())
-
-    monkeypatch.setattr(same_batches, "begin", noted)
     for _ in range(2):
         model.train_on_batch(X[:8], Y[:8])
         model.test_on_batch(X[:8], Y[:8])
         model.predict_on_batch(X[:8])
-    assert found == [True] * 3
-    assert not is_due()
-
-
-def is_due() -> bool:
-    return bool(on("pipe").extended.engine.same_batches._is_due.numpy())
+    assert exchanged.count("checksums of the batch") == 3
 
 
 def of_batches(count: int, *, known: bool) -> tf.data.Dataset:
@@ -319,20 +315,46 @@ def test_lengths_that_differ() -> None:
     start = model.get_weights()
     fit = functools.partial(model.fit, shuffle=False)
     for call in (fit, model.evaluate, model.predict):
-        with pytest.raises(ValueError, match=r"given the same dataset.*by rank, batches, .*\[3, 4\]"):
+        with pytest.raises(
+            ValueError, match=r"given the same dataset.*rank 0: batches, .*: 3 \| rank 1: batches, .*: 4\."
+        ):
             call(of_batches(3 + rank(), known=True), verbose=0)
     np.testing.assert_equal(model.get_weights(), start)
     counted = []
     count = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: counted.append(batch))
     fit(of_batches(3, known=False), epochs=2, verbose=0, callbacks=[count])
     assert counted == [0, 1, 2] * 2
-    with pytest.raises(ValueError, match=r"given the same dataset.*by rank, 1 for a batch .*\[\[0, 0\], \[1, 0\]\]"):
+    with pytest.raises(
+        ValueError, match=r"given the same dataset.*rank 0: 1 for a batch .*: 0, 0 \| rank 1: 1 for a batch .*: 1, 0\."
+    ):
         fit(of_batches(3 + rank(), known=False), epochs=2, verbose=0, callbacks=[count])
     assert counted == [0, 1, 2] * 3
 
 
-def test_batches_that_differ() -> None:
+def of_a_function(x: Any) -> Any:
+    return on("pipe").distribute_datasets_from_function(
+        lambda context: tf.data.Dataset.from_tensor_slices((x, Y)).batch(8)
+    )
+
+
+#: By the kind of data: a call with data that differ between the ranks.
+OTHERS: dict[str, Callable[[Any], Any]] = {
+    "arrays": lambda model: model.fit(X + rank(), Y, batch_size=8, verbose=0),
+    "random numbers": lambda model: model.predict(
+        tf.data.Dataset.from_tensor_slices(X).map(lambda x: x + tf.random.normal([6], seed=rank())).batch(8), verbose=0
+    ),
+    "a function": lambda model: model.fit(of_a_function(X + rank()), shuffle=False, verbose=0),
+    "one batch": lambda model: model.train_on_batch(X[:8], Y[:8] + rank()),
+}
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_batches_that_differ(kind: str) -> None:
     model = pipeline()
     model.compile("sgd", "mse")
-    with pytest.raises(ValueError, match=r"read different batches.*on ranks \[1\] a first batch"):
-        model.fit(X + rank(), Y, batch_size=8, verbose=0)
+    start = model.get_weights()
+    with pytest.raises(ValueError, match=r"given different data: the first batch on ranks 1 .*rank 0: .* \| rank 1: "):
+        OTHERS[kind](model)
+    np.testing.assert_equal(model.get_weights(), start)
+    # The processes go on.
+    model.fit(of_a_function(X), shuffle=False, verbose=0)

@@ -1,4 +1,4 @@
-"""Compares the arguments of ``fit``, ``evaluate`` and ``predict`` between processes, before the first step.
+"""Lines of text that describe the arguments of ``fit``, ``evaluate`` and ``predict``, for the comparison of processes.
 
 Rows themselves are not compared here: they may be large, and are compared when the first batch is drawn
 (``batches.first_batch``). But ``dataset.shard`` by rank is found here, in the dataset's transformations.
@@ -6,25 +6,25 @@ Rows themselves are not compared here: they may be large, and are compared when 
 
 from __future__ import annotations
 
-import contextlib
-import contextvars
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
-from strategies._keras_hooks.comparing import compare as compare_lines
 from strategies._tf_internals import BatchDataset, ParallelBatchDataset, ShardDataset
-from strategies.batches.first_batch import REMEDY
-from strategies.engine.engine import Engine
 
-_NAMES = ("steps_per_epoch", "batch_size", "shuffle", "class_weight", "steps_per_execution")
 #: The arguments that hold rows.
 DATA = ("x", "y", "sample_weight")
-# Arguments, of the call that makes the iterator, which affect the number of steps or what happens between steps.
-_OF_CALL = (
+# Arguments that affect the number of steps, or what happens in or between them.
+_SETTINGS = (
+    "steps_per_epoch",
+    "steps_per_execution",
+    "batch_size",
+    "shuffle",
+    "class_weight",
     "epochs",
     "initial_epoch",
     "validation_split",
@@ -33,61 +33,39 @@ _OF_CALL = (
     "validation_freq",
     "steps",
 )
-
 # Matches lines about rows.
-_OF_DATA = re.compile(rf"\w+\(({'|'.join(DATA)})=")
-
-# The arguments of the call that runs, until they are compared.
-_call: contextvars.ContextVar[dict[str, Any] | None] = contextvars.ContextVar("keras_strategies_call", default=None)
+_OF_DATA = re.compile(rf"\w+\(({'|'.join((*DATA, 'validation_data'))})=")
 
 
-@contextlib.contextmanager
-def comparing_arguments(arguments: Mapping[str, Any]) -> Iterator[None]:
-    """Context manager: `compare` of the first iterator made in the block also compares these arguments of the call."""
-    token = _call.set(dict(arguments))
-    try:
-        yield
-    finally:
-        _call.reset(token)
+def of_call(name: str, arguments: Mapping[str, Any]) -> Iterator[str]:
+    """Yields lines about the call of a model's method.
 
-
-def compare(engine: Engine, arguments: Mapping[str, Any]) -> None:
-    """Compares the arguments of Keras' epoch iterator between processes. All processes call it.
-
-    Raises:
-        ValueError: arguments differ; raised on all processes, with the differing arguments of each rank.
+    Args:
+        name: of the method, with its context, as in "evaluate inside of fit".
+        arguments: the arguments that were given, by name.
     """
-    call = engine.member.position.call or "an epoch"
-    asked = _call.get() or {}
-    _call.set(None)
-    given = {name: asked[name] for name in _OF_CALL if name in asked}
-    if "validation_data" in asked:
-        given["validation_data"] = [*_forms(asked["validation_data"])] or None
-    arguments = {**arguments, **given}
-    lines = [f"{call}({line})" for line in _description(arguments)]
-    compare_lines(engine, lines, REMEDY if engine.layout.process_group is not None else "", _OF_DATA)
-
-
-def _description(arguments: Mapping[str, Any]) -> Iterator[str]:
     x = arguments.get("x")
-    for name in _NAMES:
-        value = arguments.get(name)
-        if name == "batch_size" and isinstance(x, tf.data.Dataset):
+    for setting in _SETTINGS:
+        value = arguments.get(setting)
+        if setting == "batch_size" and isinstance(x, tf.data.Dataset):
             value = _batch_size(x)
         # Other values, such as a variable, are compared by type.
-        yield f"{name}={value if isinstance(value, (int, bool, str, dict, type(None))) else type(value).__name__}"
-    for name in (*_OF_CALL, "validation_data"):
-        if name in arguments:
-            yield f"{name}={arguments[name]}"
-    for name in DATA:
-        for text in _forms(arguments.get(name)):
-            yield f"{name}={text}"
-    if isinstance(x, tf.data.Dataset):
-        for shard in _shards(x):
-            yield f"x={shard}"
+        plain = isinstance(value, (bool, int, float, np.number, str, dict, list, type(None)))
+        yield f"{name}({setting}={value if plain else type(value).__name__})"
+    for part in DATA:
+        yield from (f"{name}({part}={text})" for text in _forms(arguments.get(part)))
+    forms = [*_forms(arguments.get("validation_data"))] or None
+    yield f"{name}(validation_data={forms})"
+
+
+def is_about_rows(line: str) -> bool:
+    """Returns True for a line of `of_call` about an argument that holds rows."""
+    return _OF_DATA.match(line) is not None
 
 
 def _forms(data: Any) -> Iterator[str]:
+    if isinstance(data, tf.data.Dataset):
+        yield from _shards(data)
     if isinstance(data, (tf.data.Dataset, tf.distribute.DistributedDataset)):
         data = data.element_spec
     for leaf in keras.tree.flatten(data):
