@@ -3,7 +3,8 @@
 Keras passes the whole step to XLA, which fails under every strategy with more than one device: XLA compiles for one
 device, and the step's reductions run between devices. Here Keras' own steps pass XLA only the computation of one
 replica (`engine.compiled_replica`). Reductions, clipping, optimizer and metrics stay outside, as they are without XLA.
-With a single replica on a single device, the whole step is compiled, as Keras does.
+With a single replica on a single device, the whole step is compiled, as Keras does. As there, each number of rows is
+compiled once.
 
 Steps that a model overrides, and steps that XLA cannot compile, run as without `jit_compile`; the log says so once.
 """
@@ -23,10 +24,8 @@ from keras.src.backend.tensorflow import trainer as keras_tf_trainer
 from keras.src.trainers import trainer as keras_trainer
 
 from strategies._keras_hooks.gradients import for_optimizer
-from strategies._keras_hooks.row_wise import is_row_wise
 from strategies._keras_hooks.wrapping import overrides, wrap
 from strategies.batches import shares
-from strategies.batches.padding import Padding
 from strategies.engine.compiled_replica import NotCompilableError, compute
 from strategies.engine.engine import Engine, engine_of
 
@@ -39,7 +38,6 @@ _STEPS = ("train_step", "test_step", "predict_step")
 
 # `_chosen`: models whose `jit_compile` was "auto". `_logged`: the reasons that were logged for a model.
 _chosen: weakref.WeakSet[keras.Model] = weakref.WeakSet()
-_paddings: weakref.WeakKeyDictionary[keras.Model, Padding] = weakref.WeakKeyDictionary()
 _logged: weakref.WeakKeyDictionary[keras.Model, set[str]] = weakref.WeakKeyDictionary()
 
 
@@ -125,7 +123,7 @@ def train_step(original: Callable[..., Any], model: keras.Model, data: Any) -> A
 
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
     try:
-        outputs, loss, gradients = _computed(model, replica, (x, y, sample_weight), training=True)
+        outputs, loss, gradients = _computed(model, replica, (x, y, sample_weight))
     except NotCompilableError as reason:
         _log_reason(model, reason)
         return original(model, data)
@@ -201,27 +199,9 @@ def _log_reason(model: keras.Model, reason: object) -> None:
     _logger.log(level, "jit_compile: model %r runs uncompiled, as %s.", model.name, text)
 
 
-def padding_of(model: keras.Model) -> Padding:
-    """Returns the padding of a model's batches; the code that draws batches keeps it up to date."""
-    return _paddings.setdefault(model, Padding())
-
-
-def _computed(model: keras.Model, function: Callable[..., Any], arguments: Any, *, training: bool = False) -> Any:
-    """Calls :func:`compute`, with smaller batches padded if the model is row-wise."""
-    engine, share = engine_of(model.distribute_strategy), shares.current()
-    on_gpu = engine is not None and engine.computes_on_gpus
-    rows = [leaf for leaf in keras.tree.flatten(arguments) if tf.is_tensor(leaf)]
-    # A function of several steps may draw batches in a loop, where `Padding.read` does not work.
-    may_pad = share is not None and model.steps_per_execution == 1 and all(map(_has_open_size, rows))
-    if not may_pad or not is_row_wise(model, training=training):
-        return compute(function, arguments, on_gpu=on_gpu)
-    outputs, *rest = compute(function, arguments, on_gpu=on_gpu, padded_to=padding_of(model).read())
-    number = tf.shape(rows[0])[0]
-    return [keras.tree.map_structure(lambda leaf: None if leaf is None else leaf[:number], outputs), *rest]
-
-
-def _has_open_size(value: Any) -> bool:
-    return isinstance(value, tf.Tensor) and bool(value.shape.rank) and value.shape[0] is None
+def _computed(model: keras.Model, function: Callable[..., Any], arguments: Any) -> Any:
+    engine = engine_of(model.distribute_strategy)
+    return compute(function, arguments, on_gpu=engine is not None and engine.computes_on_gpus)
 
 
 def _called(model: keras.Model, x: Any, *, training: bool) -> Any:

@@ -106,12 +106,7 @@ def _reduce(
     if share is None or reduction in (None, "none"):
         return original(values, sample_weight, mask, reduction, dtype)
     with _raw(share):
-        if share.rows_that_count is None:
-            value = original(values, sample_weight, mask, reduction, dtype)
-        else:
-            value = original(_without_added(values, share), sample_weight, mask, reduction, dtype)
-            if reduction != "sum":
-                value *= tf.cast(tf.shape(values)[0] / share.rows_that_count, value.dtype)
+        value = original(values, sample_weight, mask, reduction, dtype)
     is_plain = sample_weight is None and mask is None and reduction in _BY_COUNT
     is_warned = gathered_functions.check_loss(share, values, value, is_plain)
     if len(values.shape) == 0:
@@ -138,14 +133,6 @@ def _reduce(
             total = context.all_reduce(tf.distribute.ReduceOp.SUM, tf.stop_gradient(count))
             value = share.unweigh(value * tf.math.divide_no_nan(count, total))
     return _emit(value, share)
-
-
-def _without_added(values: tf.Tensor, share: shares.Share) -> tf.Tensor:
-    """Returns the values of rows, with 0 for rows that pad the batch."""
-    if not len(values.shape):
-        raise ValueError("A loss that is one number for all rows cannot leave out those that were added.")
-    counts = tf.less(tf.range(tf.shape(values)[0]), share.rows_that_count)
-    return tf.where(tf.reshape(counts, [-1, *[1] * (len(values.shape) - 1)]), values, tf.zeros_like(values))
 
 
 def _own_count(

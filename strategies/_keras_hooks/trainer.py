@@ -30,7 +30,6 @@ from strategies._keras_hooks.outside import check_part, other_strategy_error
 from strategies._keras_hooks.wrapping import Rest, Result, wrap
 from strategies._tf_internals import NoneTensorSpec, PerReplicaSpec
 from strategies.batches import shares
-from strategies.batches.padding import Source
 from strategies.batches.prefetch import ReadAheadIterator
 from strategies.batches.row_marks import mark_reduced
 from strategies.batches.sharding import AgreedIterator
@@ -92,8 +91,6 @@ def _make_predict_function(
     *args: Rest.args,
     **kwargs: Rest.kwargs,
 ) -> Result:
-    # Called at the beginning of each prediction.
-    compiled_steps.padding_of(model).prediction = Source()
     before = model.predict_function
     with contextlib.nullcontext() if compiled_steps.is_whole(model) else compiled_steps.not_by_keras(model):
         result = original(model, *args, **kwargs)
@@ -112,7 +109,6 @@ def _driven(model: keras.Model, function: Step, combination: shares.Combination)
         return function
     steps: list[tuple[tf.TypeSpec, Step]] = []
     counters = Counters(model)
-    padding = compiled_steps.padding_of(model)
 
     def run(data: Any) -> Any:
         one_by_one = isinstance(data, (AgreedIterator, ReadAheadIterator))
@@ -120,9 +116,6 @@ def _driven(model: keras.Model, function: Step, combination: shares.Combination)
         num_replicas = model.distribute_strategy.num_replicas_in_sync
         with split_batches.explained(num_replicas), called_by_trainer(TrainerCall(combination, draws_batches)):
             if not one_by_one:
-                if model.jit_compile:
-                    # Keras passes lists of batches for prediction; steps that train or test draw their batches.
-                    padding.note(data, padding.prediction if isinstance(data, list) else None)
                 return function(data)
             try:
                 first = next(data)
@@ -138,8 +131,6 @@ def _driven(model: keras.Model, function: Step, combination: shares.Combination)
                 steps.append((data.element_spec, step))
             # As in Keras: runs a few steps and returns the outputs of the last.
             with measured:
-                if model.jit_compile:
-                    padding.note(first, data)
                 outputs = step(first)
             for _ in range(1, model.steps_per_execution):
                 try:

@@ -47,7 +47,6 @@ class Share:
         dependence: finds how tensors of the step depend on the replica's rows.
         raw_losses: whether losses stay unweighted, because the caller weights their total.
         graph: the graph in which the replica's function began.
-        rows_that_count: int32 scalar n: rows after the first n are padding, which is ignored; None without padding.
         num_all: rows of all replicas; int, or int32 scalar where not static; None where the step has no batch.
         find_first_row: returns the number of rows of the batch before this replica's, int or int32 scalar; None if
             unknown.
@@ -63,7 +62,6 @@ class Share:
     dependence: RowDependence
     raw_losses: bool = False
     graph: tf.Graph | None = None
-    rows_that_count: tf.Tensor | None = None
     num_all: int | tf.Tensor | None = None
     find_first_row: Callable[[], int | tf.Tensor | None] = lambda: None
 

@@ -18,7 +18,7 @@ from typing import Any
 import tensorflow as tf
 
 from strategies._tf_internals import ReplicaContext, xla_kernels
-from strategies.batches import padding, shares
+from strategies.batches import shares
 from strategies.batches.row_kinds import Kind
 from strategies.batches.row_marks import mark
 from strategies.batches.shares import Share
@@ -48,7 +48,7 @@ class _Alone(ReplicaContext):
         raise NotCompilableError(_RUNS_COLLECTIVE)
 
 
-def compute(function: Callable[..., Any], arguments: Any, *, on_gpu: bool, padded_to: tf.Tensor | None = None) -> Any:
+def compute(function: Callable[..., Any], arguments: Any, *, on_gpu: bool) -> Any:
     """Returns ``function(*arguments)``, computed by one function that XLA compiles for the replica's device.
 
     Call in a replica, while the graph of its step is built.
@@ -57,8 +57,6 @@ def compute(function: Callable[..., Any], arguments: Any, *, on_gpu: bool, padde
         function: takes the arguments and returns a nest of tensors. Called once.
         arguments: a sequence of nests of dense tensors and other values.
         on_gpu: whether the replica's device is a GPU.
-        padded_to: the number of rows to which smaller batches are padded (`batches.padding`), which avoids compiling
-            again: the function takes and returns the padded rows, and its losses (`Share.rows_that_count`) ignore them.
 
     Raises:
         NotCompilableError: if XLA cannot compile the function. The step's graph then holds none of its ops.
@@ -72,18 +70,17 @@ def compute(function: Callable[..., Any], arguments: Any, *, on_gpu: bool, padde
         raise ValueError("Only a replica's function can be compiled: call it inside of strategy.run.")
     kinds = [share.dependence.kind(tensor) for tensor in tensors]
 
-    def alone(weight: tf.Tensor, has_rows: tf.Tensor, num_rows: tf.Tensor, *inputs: tf.Tensor) -> Any:
+    def alone(weight: tf.Tensor, has_rows: tf.Tensor, *inputs: tf.Tensor) -> Any:
         for each, kind in zip(inputs, kinds, strict=True):
             mark(each, kind)
         with _Alone(strategy, share.replica_id):
-            inside = _inside(share, weight, has_rows)
-            shares.attach(inside if padded_to is None else dataclasses.replace(inside, rows_that_count=num_rows))
+            shares.attach(_inside(share, weight, has_rows))
             own = dict(zip(positions, inputs, strict=True))
             flat = [own.get(i, leaf) for i, leaf in enumerate(leaves)]
             return function(*tf.nest.pack_sequence_as(arguments, flat))
 
     weights = [tf.convert_to_tensor(share.weight, tf.float32), tf.convert_to_tensor(share.has_rows)]
-    specs = [tf.TensorSpec(each.shape, each.dtype) for each in (*weights, tf.constant(0), *tensors)]
+    specs = [tf.TensorSpec(each.shape, each.dtype) for each in (*weights, *tensors)]
     compiled = tf.function(alone, input_signature=specs, autograph=False, jit_compile=True)
     try:
         concrete = compiled.get_concrete_function()
@@ -95,8 +92,7 @@ def compute(function: Callable[..., Any], arguments: Any, *, on_gpu: bool, padde
         text = " ".join(f"{type(error).__name__}: {error}".split())
         raise NotCompilableError(f"it cannot be traced by itself ({text[:_MAX_LETTERS]})") from error
     check_graph(concrete.graph, on_gpu=on_gpu)
-    padded, num_rows = (tensors, tf.constant(0)) if padded_to is None else padding.pad(tensors, padded_to)
-    return concrete(*weights, num_rows, *padded)
+    return concrete(*weights, *tensors)
 
 
 def _inside(share: Share, weight: tf.Tensor, has_rows: tf.Tensor) -> Share:
