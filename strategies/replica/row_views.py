@@ -6,8 +6,10 @@ from typing import Any
 
 import tensorflow as tf
 
+from strategies.replica.weight_math import WeightMath
 
-class RowView:
+
+class RowView(WeightMath):
     """Rows of a variable: reads gather them, writes scatter them, and the other rows are neither read nor written.
 
     Args:
@@ -24,12 +26,7 @@ class RowView:
         #: The number of rows depends on the batch.
         self.shape = tf.TensorShape([None, *variable.shape[1:]])
 
-    @property
-    def value(self) -> RowView:
-        """Returns self: optimizers unwrap ``keras.Variable.value``."""
-        return self
-
-    def read_value(self) -> tf.Tensor:
+    def read(self) -> tf.Tensor:
         """Returns the rows."""
         with tf.device(self._variable.device):
             return self._variable.sparse_read(self._rows)
@@ -63,7 +60,3 @@ class RowView:
         with tf.device(self._variable.device):
             slices = tf.IndexedSlices(tf.cast(values, self.dtype), rows)
             getattr(self._variable, f"scatter_{how}")(slices)
-
-    def __tf_tensor__(self, dtype: Any = None, name: str | None = None) -> tf.Tensor:
-        value = self.read_value()
-        return value if dtype is None else tf.cast(value, dtype)

@@ -20,11 +20,12 @@ from strategies.replica.driving import current_driver
 from strategies.replica.fetching import fetched
 from strategies.replica.placeholders import SHARDED
 from strategies.replica.stored_array import StoredArray
+from strategies.replica.weight_math import WeightMath
 
 _ATTRIBUTE = "_keras_strategies_weight"
 
 
-class SplitWeight:
+class SplitWeight(WeightMath):
     """A weight whose shards are variables.
 
     It can be read, assigned and computed with like a variable. All of these use the whole value, on the host or on the
@@ -114,11 +115,6 @@ class SplitWeight:
         return str(self.shards[0].dtype)
 
     @property
-    def value(self) -> SplitWeight:
-        """Returns self: optimizers unwrap ``keras.Variable.value``."""
-        return self
-
-    @property
     def path(self) -> str:
         """The path that the weight has on one device: the first shard's path without the shard's number."""
         path = str(self.shards[0].path)
@@ -131,11 +127,6 @@ class SplitWeight:
         for index, shard in enumerate(self.shards):
             # Keras sets it when a variable is made, from the scopes around it, and has no other way.
             shard._path = f"{path}_{index}" if is_numbered else path
-
-    @property
-    def ndim(self) -> int:
-        """The number of dimensions."""
-        return len(self.shape)
 
     @property
     def trainable(self) -> bool:
@@ -240,35 +231,21 @@ class SplitWeight:
         value = self.numpy()
         return value if dtype is None else value.astype(dtype)
 
-    def __tf_tensor__(self, dtype: Any = None, name: str | None = None) -> tf.Tensor:
+    def read(self) -> tf.Tensor:
+        """Returns the whole weight; if several processes own its shards, all of them call it."""
         if current_driver() is not None:
-            return tf.convert_to_tensor(self.numpy(), dtype)
+            return tf.convert_to_tensor(self.numpy())
         own = [tf.convert_to_tensor(shard) for _, shard in self._owned()]
-        whole = tf.concat(own, axis=self.dim, name=name)
-        if self.between is not None:
-            bounds = [0, *itertools.accumulate(self.sizes)]
-            whole = self.between.joined(whole, self.dim, bounds[:: len(own)])
-        return whole if dtype is None else tf.cast(whole, dtype)
+        whole = tf.concat(own, axis=self.dim)
+        if self.between is None:
+            return whole
+        bounds = [0, *itertools.accumulate(self.sizes)]
+        return self.between.joined(whole, self.dim, bounds[:: len(own)])
 
     def _owned(self) -> list[tuple[int, Any]]:
         """Returns the number and variable of each shard that this process owns; of all shards if it owns none."""
         every = list(enumerate(self.shards))
         return [(index, shard) for index, shard in every if not is_remote(shard)] or every
-
-    def __add__(self, other: Any) -> tf.Tensor:
-        return tf.convert_to_tensor(self) + other
-
-    def __sub__(self, other: Any) -> tf.Tensor:
-        return tf.convert_to_tensor(self) - other
-
-    def __mul__(self, other: Any) -> tf.Tensor:
-        return tf.convert_to_tensor(self) * other
-
-    def __truediv__(self, other: Any) -> tf.Tensor:
-        return tf.convert_to_tensor(self) / other
-
-    __radd__ = __add__
-    __rmul__ = __mul__
 
     def __repr__(self) -> str:
         return f"<SplitWeight {self.name!r}, shape={self.shape}, {self.sizes} along {self.dim}>"

@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from strategies._tf_internals import get_update_replica_id
 from strategies.replica.splitting import weight_of
+from strategies.replica.weight_math import WeightMath
 from strategies.replica.whole_of_slices import WholeOfSlices
 
 
@@ -32,7 +33,7 @@ def range_shape(whole: tuple[int, ...], begin: int, end: int) -> tuple[int, ...]
     return ((end - begin) // row, *whole[1:]) if whole and row and begin % row == 0 == end % row else (end - begin,)
 
 
-class WeightSlice:
+class WeightSlice(WeightMath):
     """A range of the elements of a weight, updated by its owner.
 
     It has the weight's shape if it is the whole weight, the shape of some rows if it begins and ends at rows' borders,
@@ -111,16 +112,6 @@ class WeightSlice:
         variable = getattr(self.variable, "value", None) if not isinstance(self.variable, tf.Variable) else None
         distributed = self.variable if variable is None else variable
         return distributed.values[self.replica]
-
-    @property
-    def value(self) -> WeightSlice:
-        """Returns self: optimizers unwrap ``keras.Variable.value``."""
-        return self
-
-    @property
-    def ndim(self) -> int:
-        """The number of dimensions."""
-        return len(self.shape)
 
     def on_replica(self, replica: int) -> WeightSlice:
         """Returns a slice of the same elements on the device of another local replica."""
@@ -223,31 +214,6 @@ class WeightSlice:
         shifted = tf.IndexedSlices(slices.values, indices + tf.cast(self.rows[0], indices.dtype))
         with tf.device(self.device):
             getattr(self.component, f"scatter_{how}")(shifted)
-
-    def __tf_tensor__(self, dtype: Any = None, name: str | None = None) -> tf.Tensor:
-        value = self.read()
-        return value if dtype is None else tf.cast(value, dtype)
-
-    def __add__(self, other: Any) -> tf.Tensor:
-        return self.read() + other
-
-    def __sub__(self, other: Any) -> tf.Tensor:
-        return self.read() - other
-
-    def __rsub__(self, other: Any) -> tf.Tensor:
-        return other - self.read()
-
-    def __mul__(self, other: Any) -> tf.Tensor:
-        return self.read() * other
-
-    def __truediv__(self, other: Any) -> tf.Tensor:
-        return self.read() / other
-
-    def __neg__(self) -> tf.Tensor:
-        return -self.read()
-
-    __radd__ = __add__
-    __rmul__ = __mul__
 
     def __repr__(self) -> str:
         return f"<WeightSlice {self.path!r}[{self.begin}:{self.end}] of rank {self.rank}>"

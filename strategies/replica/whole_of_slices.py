@@ -52,6 +52,6 @@ class WholeOfSlices(SplitWeight):
         """Returns the whole weight; if several processes own its shards, all of them call it."""
         return np.concatenate([fetched(shard).reshape(-1) for shard in self.shards]).reshape(self.shape)
 
-    def __tf_tensor__(self, dtype: Any = None, name: str | None = None) -> tf.Tensor:
-        whole = tf.convert_to_tensor(self.numpy(), name=name)
-        return whole if dtype is None else tf.cast(whole, dtype)
+    def read(self) -> tf.Tensor:
+        """Returns the whole weight; if several processes own its shards, all of them call it."""
+        return tf.convert_to_tensor(self.numpy())
