@@ -25,13 +25,47 @@ from strategies.launching.output import Output
 from strategies.launching.ports import LaunchError
 from strategies.launching.processes import Process, Ranks, Task
 from strategies.launching.signals import PASSED_ON, STOPPING, Signals, signal_name
-from strategies.launching.stopwatch import Stopwatch
 from strategies.launching.verdict import Ending, exit_code, first_failure, report
 from strategies.topology.rank_end import PREEMPTED
 
 _BLOCKED_SECONDS = 5.0
 # A signal may arrive twice: timeout(1) and some wrappers signal both us and our process group.
 _SAME_REQUEST_SECONDS = 1.0
+# A running stopwatch is read this often; if the time between two looks is longer, this process was stopped meanwhile.
+_SECONDS_BETWEEN_LOOKS = 1.0
+_MOST_SECONDS_BETWEEN_LOOKS = 2.0
+
+
+class _Stopwatch:
+    """Counts how long a condition holds. Times in which this process itself was stopped, as with its job, do not count.
+
+    Example:
+
+        watch = _Stopwatch()
+        while watch.seconds < 30:
+            watch.look(goes_on=is_stopped(pid))
+            time.sleep(watch.seconds_left)
+    """
+
+    def __init__(self) -> None:
+        self._looked_at: float | None = None
+        #: The seconds for which the condition has held; 0 if it does not hold.
+        self.seconds = 0.0
+
+    def look(self, *, goes_on: bool) -> None:
+        """Notes whether the condition holds now."""
+        now = time.monotonic()
+        if not goes_on:
+            self._looked_at, self.seconds = None, 0.0
+            return
+        if self._looked_at is not None:
+            self.seconds += min(now - self._looked_at, _MOST_SECONDS_BETWEEN_LOOKS)
+        self._looked_at = now
+
+    @property
+    def seconds_left(self) -> float:
+        """The time until the next look; infinite if the condition does not hold."""
+        return float("inf") if self._looked_at is None else _SECONDS_BETWEEN_LOOKS
 
 
 class Plan(Protocol):
@@ -97,7 +131,7 @@ class _Agent:
         #: The signal that asked this launcher to stop.
         self._asked: int | None = None
         self._asked_at = 0.0
-        self._standstill = Stopwatch()
+        self._standstill = _Stopwatch()
         self._stands_still = False
         self._outcome = Outcome.DONE
         self._killed: tuple[int, ...] = ()
@@ -176,7 +210,7 @@ class _Agent:
             # Ends the output thread: ranks must be forked while no thread of ours runs.
             self._output.finish(_BLOCKED_SECONDS)
         self._start, self._output, self._killed = start, Output(), ()
-        self._standstill, self._stands_still = Stopwatch(), False
+        self._standstill, self._stands_still = _Stopwatch(), False
         if start.reason:
             self._output.log(f"strategies.launch: {start.reason}")
         try:
