@@ -44,7 +44,7 @@ def install() -> None:
     wrap(backup_and_restore.BackupAndRestore, "on_train_begin", _restore, in_step=False)
     for name in ("_save_model", "on_train_end"):
         wrap(backup_and_restore.BackupAndRestore, name, _by_rank_0, in_step=False)
-    wrap(model_checkpoint.ModelCheckpoint, "_save_model", _by_all, in_step=False)
+    wrap(model_checkpoint.ModelCheckpoint, "_save_model", _save_by_all, in_step=False)
     for cls in ORBAX_CHECKPOINTS:
         wrap(cls, "_save_checkpoint", _save_tree, in_step=False)
 
@@ -192,12 +192,14 @@ def _by_rank_0(
     drive(engine, variables_of(callback.model), lambda: original(callback, *args, **kwargs))
 
 
-def _by_all(
-    original: Callable[Concatenate[keras.callbacks.Callback, Rest], None],
-    callback: keras.callbacks.Callback,
-    *args: Rest.args,
-    **kwargs: Rest.kwargs,
+def _save_by_all(
+    original: Callable[..., None], callback: Any, epoch: int, batch: int | None, logs: Mapping[str, float] | None
 ) -> None:
-    if process_group(callback.model) is not None:
+    engine = engine_of(callback.model.distribute_strategy)
+    path = str(callback._get_file_path(epoch, batch, logs))
+    if engine is not None and "://" not in path:
+        # Keras makes the folder on all ranks, and fails where another one makes it after its check.
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+    if engine is not None and engine.process_group is not None:
         sum_accumulated(callback.model.optimizer)
-    original(callback, *args, **kwargs)
+    original(callback, epoch, batch, logs)

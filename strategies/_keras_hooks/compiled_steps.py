@@ -42,8 +42,7 @@ _logged: weakref.WeakKeyDictionary[keras.Model, set[str]] = weakref.WeakKeyDicti
 
 
 def install() -> None:
-    """Wraps Keras' steps and the choice for ``jit_compile="auto"``; `train_steps` calls :func:`train_step`."""
-    wrap(keras_trainer.Trainer, "_resolve_auto_jit_compile", _resolve_auto, in_step=False)
+    """Wraps Keras' steps; `train_steps` calls :func:`train_step`."""
     wrap(keras_tf_trainer.TensorFlowTrainer, "test_step", _test_step)
     wrap(keras_tf_trainer.TensorFlowTrainer, "predict_step", _predict_step)
 
@@ -55,6 +54,18 @@ def note_request(model: keras.Model, jit_compile: bool | str) -> None:
         _chosen.add(model)
     else:
         _chosen.discard(model)
+
+
+def choose(model: keras.Model, engine: Engine) -> bool:
+    """Returns the choice for ``jit_compile="auto"``: on GPUs, unless a layer does not support XLA."""
+    return engine.computes_on_gpus and keras_trainer.model_supports_jit(model)
+
+
+def choose_if_never_compiled(model: keras.Model, engine: Engine) -> None:
+    """Sets ``jit_compile`` of a model without ``compile``, which predicts: Keras would choose XLA on every device."""
+    if model._jit_compile is None:
+        note_request(model, "auto")
+        model.jit_compile = choose(model, engine)
 
 
 @contextlib.contextmanager
@@ -98,14 +109,6 @@ def whole(model: keras.Model, step: Callable[[Any], Any]) -> Callable[[Any], Any
         return compiled(data)
 
     return on_device_of_replica
-
-
-def _resolve_auto(original: Callable[[keras.Model], bool], model: keras.Model) -> bool:
-    engine = engine_of(model.distribute_strategy)
-    if engine is None:
-        return original(model)
-    _chosen.add(model)
-    return engine.computes_on_gpus and keras_trainer.model_supports_jit(model)
 
 
 def train_step(original: Callable[..., Any], model: keras.Model, data: Any) -> Any:

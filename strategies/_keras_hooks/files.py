@@ -1,7 +1,7 @@
 """Hooks into the functions that write and read files of models: Keras does not know of other processes.
 
 All processes would write the same path. ``saving.one_writer`` decides which process writes, and for what the others
-wait. It is no error if another process has made a folder in the meantime.
+wait.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import keras
 import tensorflow as tf
 from keras.src.legacy.saving import legacy_h5_format
 from keras.src.saving import saving_api, saving_lib
-from keras.src.utils import file_utils
 
 from strategies._keras_hooks.plain_classes import is_plain
 from strategies._keras_hooks.stored_values import reading_in_ranges
@@ -44,7 +43,6 @@ def install() -> None:
     wrap(saving_api, "load_weights", _load_weights, in_step=False)
     wrap(keras.saving, "load_weights", _load_weights, in_step=False)
     wrap(keras.layers.TFSMLayer, "__init__", _load_layer, in_step=False)
-    wrap(file_utils, "makedirs", _makedirs, in_step=False)
     for public in (keras.models, keras.saving):
         wrap(public, "load_model", _load_model, in_step=False)
 
@@ -175,16 +173,6 @@ def _is_memory_sufficient(original: Callable[[keras.Model], bool], model: keras.
     """Returns False where a replica spans processes: Keras would then keep the file of the whole model in memory."""
     engine = _engine(model)
     return original(model) and (engine is None or not engine.parts.spans_processes)
-
-
-def _makedirs(original: Callable[[str], Result], path: str) -> Result | None:
-    """Makes a folder; it is no error if another process makes it between Keras' check and its call."""
-    try:
-        return original(path)
-    except FileExistsError:
-        if not pathlib.Path(path).is_dir():
-            raise
-        return None
 
 
 def _load_weights(

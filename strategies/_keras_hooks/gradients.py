@@ -49,8 +49,6 @@ _REDUCED = (Kind.MIXED, Kind.OTHER)
 
 # True while TensorFlow computes a gradient: a gradient taken inside, as for a recomputed layer, is only a factor.
 _inside: contextvars.ContextVar[bool] = contextvars.ContextVar("keras_strategies_in_gradient", default=False)
-# True in Keras' own train_step.
-_in_keras_step: contextvars.ContextVar[bool] = contextvars.ContextVar("keras_strategies_in_keras_step", default=False)
 
 
 def install() -> None:
@@ -61,14 +59,9 @@ def install() -> None:
     wrap(tf, "gradients", _gradients)
 
 
-@contextlib.contextmanager
-def in_keras_step(model: keras.Model) -> Iterator[None]:
+def in_keras_step(model: keras.Model) -> contextlib.AbstractContextManager[None]:
     """Context manager: Keras' own train_step runs, so gradients stay local if the model's optimizer sums them."""
-    token = _in_keras_step.set(_sums_itself(model.optimizer))
-    try:
-        yield
-    finally:
-        _in_keras_step.reset(token)
+    return shares.changed(sums_in_optimizer=_sums_itself(model.optimizer))
 
 
 def for_optimizer(optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
@@ -201,7 +194,7 @@ def _stays_local() -> bool:
     if share is None or shares.is_in_microbatches():
         return True
     # A gradient taken while a tape records is a part of the loss, not the gradient that Keras' step takes.
-    if _in_keras_step.get() and not gradient_record.could_possibly_record():
+    if share.sums_in_optimizer and not gradient_record.could_possibly_record():
         return True
     return not _can_synchronize(share)
 

@@ -16,9 +16,7 @@ that a layer adds may be a sum over rows: it is divided by the weight first.
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Concatenate
 
 import keras
@@ -45,7 +43,6 @@ def install() -> None:
     wrap(keras_loss, "reduce_weighted_values", _reduce)
     wrap(keras_losses, "convert_binary_labels_to_hinge", _as_signs)
     wrap(keras_trainer.Trainer, "compute_loss", _compute_loss)
-    wrap(keras_trainer.Trainer, "_compute_loss", _compute_loss)
     wrap(keras_tf_trainer.TensorFlowTrainer, "_aggregate_additional_loss", _added_loss)
 
 
@@ -60,16 +57,6 @@ def wrap_compute_loss(model_class: type) -> None:
     """Wraps ``compute_loss`` in the class that defines it, so that the whole result is weighted."""
     owner = next(cls for cls in model_class.__mro__ if "compute_loss" in vars(cls))
     wrap(owner, "compute_loss", _compute_loss)
-
-
-@contextlib.contextmanager
-def _raw(share: shares.Share) -> Iterator[None]:
-    """Context manager: losses stay raw (``m_r``), and the caller weights the result."""
-    shares.attach(dataclasses.replace(share, raw_losses=True))
-    try:
-        yield
-    finally:
-        shares.attach(share)
 
 
 def _emit(value: tf.Tensor, share: shares.Share) -> tf.Tensor:
@@ -105,7 +92,7 @@ def _reduce(
     share = shares.current()
     if share is None or reduction in (None, "none"):
         return original(values, sample_weight, mask, reduction, dtype)
-    with _raw(share):
+    with shares.changed(raw_losses=True):
         value = original(values, sample_weight, mask, reduction, dtype)
     is_plain = sample_weight is None and mask is None and reduction in _BY_COUNT
     is_warned = gathered_functions.check_loss(share, values, value, is_plain)
@@ -161,7 +148,7 @@ def _compute_loss(
         dependence = shares.current_dependence()
         if warn_of_mixed_rows(predicted, dependence, f"What {model.name!r} computes for a row"):
             dependence.take_as_rows(predicted)
-    with _raw(share):
+    with shares.changed(raw_losses=True):
         value = tf.convert_to_tensor(original(model, *args, **kwargs))
     if share.num_replicas > 1:
         subject = f"What compute_loss of {type(model).__name__} returns"

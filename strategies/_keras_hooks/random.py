@@ -10,7 +10,6 @@ draws for all rows of the batch and takes its own rows' numbers.
 
 from __future__ import annotations
 
-import contextvars
 import random as python_random
 from collections.abc import Callable, Sequence
 from typing import Any, Concatenate
@@ -34,8 +33,6 @@ from strategies.replica.recomputed import check_seeded
 _STRIDE = 0x9E3779B9
 
 _Draw = Callable[..., tf.Tensor]
-# True while numbers are drawn that are the same on all replicas.
-_alike: contextvars.ContextVar[bool] = contextvars.ContextVar("keras_strategies_draws_alike", default=False)
 
 
 def install() -> None:
@@ -60,7 +57,7 @@ def _next(
     share = shares.current()
     if share is None:
         return mark(tf.identity(seed), Kind.DRAWN) if shares.known_dependence() is not None else seed
-    if share.num_replicas == 1 or _alike.get():
+    if share.num_replicas == 1 or share.draws_alike:
         return seed
     if share.replica_id == 0:
         return mark(tf.identity(seed), Kind.DRAWN)
@@ -223,11 +220,8 @@ def _first_row(share: shares.Share) -> int | tf.Tensor:
 
 
 def _alike_drawn(draw: Callable[[], tf.Tensor]) -> tf.Tensor:
-    token = _alike.set(_trainer_share() is not None)
-    try:
+    with shares.changed(draws_alike=_trainer_share() is not None):
         return draw()
-    finally:
-        _alike.reset(token)
 
 
 def _drawn(kind: str, original: _Draw, shape: Any, numbers: tuple[Any, Any], dtype: Any, seed: Any) -> tf.Tensor:

@@ -72,6 +72,7 @@ def _entry(
         return original(model, *args, **kwargs)
     bound = inspect.signature(original).bind(model, *args, **kwargs)
     bound.apply_defaults()
+    compiled_steps.choose_if_never_compiled(model, engine)
     with calling(engine.member, original.__name__):
         _check(model, strategy)
         agreement.compare_call(model, original.__name__, bound.arguments)
@@ -164,25 +165,30 @@ def _step_of(function: Step, element_spec: tf.TypeSpec, run_eagerly: bool) -> St
 
 
 def _compile(
-    original: Callable[Concatenate[keras.Model, Rest], Result],
+    original: Callable[..., Result],
     model: keras.Model,
-    *args: Rest.args,
-    **kwargs: Rest.kwargs,
+    *args: Any,
+    **kwargs: Any,
 ) -> Result:
     strategy = model.distribute_strategy
-    if engine_of(strategy) is None:
+    engine = engine_of(strategy)
+    if engine is None:
         return original(model, *args, **kwargs)
-    asked = inspect.signature(original).bind(model, *args, **kwargs).arguments
+    bound = inspect.signature(original).bind(model, *args, **kwargs)
+    asked = bound.arguments
     legacy_keras.refuse_values(keras.tree.flatten(asked))
     check_part(strategy, "optimizer", asked.get("optimizer"))
     for argument in ("metrics", "weighted_metrics"):
         for metric in tf.nest.flatten(asked.get(argument)):
             check_part(strategy, "metric", metric)
+    requested = asked.get("jit_compile", "auto")
+    if requested == "auto":
+        asked["jit_compile"] = not asked.get("run_eagerly") and compiled_steps.choose(model, engine)
     # Outside the scope, Keras would make the optimizer and the metrics for one device.
     with strategy.scope():
-        result = original(model, *args, **kwargs)
+        result = original(*bound.args, **bound.kwargs)
     agreement.forget(model)
-    compiled_steps.note_request(model, asked.get("jit_compile", "auto"))
+    compiled_steps.note_request(model, requested)
     if model.optimizer is not None:
         with strategy.scope():
             optimizer_variables.wrap_build(model.optimizer)

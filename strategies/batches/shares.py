@@ -46,6 +46,8 @@ class Share:
         num_rows: the number of rows that the replica sees, dummy row included; empty if not known beforehand.
         dependence: finds how tensors of the step depend on the replica's rows.
         raw_losses: whether losses stay unweighted, because the caller weights their total.
+        sums_in_optimizer: whether gradients of weights stay local, because the optimizer sums them.
+        draws_alike: whether seeds are those of replica 0, for numbers that are the same on all replicas.
         graph: the graph in which the replica's function began.
         num_all: rows of all replicas; int, or int32 scalar where not static; None where the step has no batch.
         find_first_row: returns the number of rows of the batch before this replica's, int or int32 scalar; None if
@@ -61,6 +63,8 @@ class Share:
     num_rows: Collection[int]
     dependence: RowDependence
     raw_losses: bool = False
+    sums_in_optimizer: bool = False
+    draws_alike: bool = False
     graph: tf.Graph | None = None
     num_all: int | tf.Tensor | None = None
     find_first_row: Callable[[], int | tf.Tensor | None] = lambda: None
@@ -140,6 +144,20 @@ def attach(share: Share) -> None:
     if share.graph is None:
         share = dataclasses.replace(share, graph=tf.compat.v1.get_default_graph())
     setattr(tf.distribute.get_replica_context(), _ATTRIBUTE, share)
+
+
+@contextlib.contextmanager
+def changed(**fields: Any) -> Iterator[None]:
+    """Context manager: the current share, if there is one, has these fields."""
+    share = current()
+    if share is None:
+        yield
+        return
+    attach(dataclasses.replace(share, **fields))
+    try:
+        yield
+    finally:
+        attach(share)
 
 
 @contextlib.contextmanager

@@ -164,6 +164,7 @@ def _objects() -> dict[str, Any]:
         "symbolic tensor": inputs,
         # Reading its properties would open files.
         "tensorboard": keras.callbacks.TensorBoard,
+        "model checkpoint": keras.callbacks.ModelCheckpoint("{epoch}.keras"),
         "epoch iterator": TFEpochIterator(x=np.ones((2, 2)), distribute_strategy=model.distribute_strategy),
         "gradient registry": _tf_internals.gradient_registry,
         "gradient registration": _tf_internals.RegisterGradient("OfNothing"),
