@@ -4,6 +4,12 @@ A tape computes gradients from the tensors of the forward pass, which would keep
 use to its last. So once the gradient's ops exist, units are unsharded a second time, in the order of the backward pass
 ([4] in `units`), and the backward ops take the new tensors as inputs. An op on which the start of a gather depends
 keeps the tensor of the forward pass, for instance where a weight is used both early and late.
+
+The finished graph is changed, and not each layer called as passes that reshard (`replica.placeholders`), because a
+program reads weights anywhere, such as a tied table in another layer, and differentiates gradients again, as for a
+gradient penalty: only the finished graph has all uses, and the calls of such passes have no second-order gradient. It
+breaks if TensorFlow drops ``Operation._update_input``. A backward op that was not found costs memory, never a wrong
+number: the two tensors are equal.
 """
 
 from __future__ import annotations
