@@ -106,7 +106,7 @@ class WeightGathers:
         placeholders = None if variable.unit.is_small or context.graph is None else current_placeholders()
         if placeholders is not None:
             with unrecorded(), _in_graph(context.graph):
-                unshard = functools.partial(self._unshard_for_pass, own.get(variable.unit), context)
+                unshard = functools.partial(self._unshard_for_pass, own.get(variable.unit, for_passes=True), context)
                 tensor = placeholders.get(variable, variable.unit, unshard)
                 mark(tensor, Kind.SAME)
         else:
@@ -147,7 +147,7 @@ class WeightGathers:
     def _peers(self, unit: ReplicaUnit, context: StepContext) -> list[ReplicaUnit]:
         """Returns a unit on the other local replicas, if a copy from there saves messages between processes."""
         others = context.weights.items() if self.all_gather.crosses_processes else ()
-        return [own.get(unit.unit) for replica, own in others if replica != unit.replica]
+        return [own.get(unit.unit, for_passes=unit.for_passes) for replica, own in others if replica != unit.replica]
 
     def pre_backward(self, *, is_last: bool) -> None:
         """Records which ops exist when a replica takes its first gradient.

@@ -127,11 +127,13 @@ class ReplicaUnit:
     Args:
         unit: the unit.
         replica: the local replica.
+        for_passes: True for the unit as it is gathered for passes that reshard, False as all other reads gather it.
     """
 
-    def __init__(self, unit: Unit, replica: int) -> None:
+    def __init__(self, unit: Unit, replica: int, *, for_passes: bool = False) -> None:
         self.unit = unit
         self.replica = replica
+        self.for_passes = for_passes
         self.state = State.SHARDED
         #: By the `id` of a weight, the tensor with respect to which its gradient is taken: the first that was gathered.
         self.handles: dict[int, Any] = {}
@@ -155,7 +157,12 @@ class ReplicaUnit:
             after: ops to wait for.
             peers: the unit on the local replicas from which it may be copied. All of them run the same program: of
                 several, the first gathers, and the others copy.
+
+        Raises:
+            RuntimeError: an all-gather has been started, and nothing has waited for it.
         """
+        if self.state is State.UNSHARDING:
+            raise RuntimeError(f"A unit of sharded weights is unsharded twice. Received: {self._description()}.")
         known = self.on_peer(peers)
         if known is not None and list(map(id, known[0])) == list(map(id, weights)):
             with tf.device(self.unit.devices[self.replica]):
@@ -172,13 +179,23 @@ class ReplicaUnit:
         return next((peer.gathers[number] for peer in peers if len(peer.gathers) > number), None)
 
     def wait_for_unshard(self) -> list[Any]:
-        """Returns the tensors that `unshard` has gathered; None for a weight that no longer exists."""
+        """Returns the tensors that `unshard` has gathered; None for a weight that no longer exists.
+
+        Raises:
+            RuntimeError: no all-gather has been started.
+        """
+        if self.state is not State.UNSHARDING:
+            raise RuntimeError(f"No all-gather of sharded weights was started. Received: {self._description()}.")
         self.state = State.UNSHARDED
         return self.gathers[-1][1]
 
     def reshard(self) -> None:
         """Drops the whole weights: no further ops take them. `handles` stay, as what gradients refer to."""
         self.state = State.SHARDED
+
+    def _description(self) -> str:
+        names = [str(each.name) for each in self.unit.members]
+        return f"{names} on replica {self.replica}, which are {self.state.value}"
 
 
 class ReplicaUnits:
@@ -193,15 +210,16 @@ class ReplicaUnits:
 
     def __init__(self, replica: int) -> None:
         self._replica = replica
-        self._units: dict[Unit, ReplicaUnit] = {}
+        self._units: dict[tuple[Unit, bool], ReplicaUnit] = {}
         self.used: list[ReplicaUnit] = []
         self.assigned: dict[int, tf.Tensor] = {}
         self.num_forward_ops: int | None = None
         self.stay = False
 
-    def get(self, unit: Unit) -> ReplicaUnit:
-        """Returns a unit's state on this replica."""
-        return self._units.setdefault(unit, ReplicaUnit(unit, self._replica))
+    def get(self, unit: Unit, *, for_passes: bool = False) -> ReplicaUnit:
+        """Returns a unit on this replica, for passes that reshard or for all other reads."""
+        made = ReplicaUnit(unit, self._replica, for_passes=for_passes)
+        return self._units.setdefault((unit, for_passes), made)
 
     def large(self, devices: tuple[str, ...]) -> list[ReplicaUnit]:
         """Returns the used units of one part of a replica, of which two are in memory at a time."""

@@ -36,7 +36,7 @@ def test_penalties_of_a_layer_that_is_called_in_two_stages_and_twice_in_one(rema
     assert_parity(make, vectors(), labels(), {"data": 2, "pipe": 2}, predict=True)
 
 
-class Spectrum(L.Layer):
+class Spectrum(keras.layers.Layer):
     """The Fourier transform of each row: complex, and with a gradient."""
 
     def call(self, x: Any) -> Any:
@@ -46,7 +46,7 @@ class Spectrum(L.Layer):
         return keras.KerasTensor(x.shape, "complex64")
 
 
-class LowPass(L.Layer):
+class LowPass(keras.layers.Layer):
     """Returns the row of a spectrum without its higher frequencies."""
 
     def call(self, x: Any) -> Any:
