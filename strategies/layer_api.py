@@ -21,19 +21,26 @@ from strategies.planning import Sharing
 from strategies.replica.axis_mappings import AxisMappings, as_rows
 from strategies.replica.copying import copy_value
 from strategies.replica.deferred import drawn_for_now, in_shapes_only, is_remote
+from strategies.replica.graph_lifetimes import host_callback, in_graph, traced
 from strategies.replica.inputs_only import compute_from_inputs
 from strategies.replica.joinable import NeedsAllMicrobatchesError, joinable_microbatches
 from strategies.replica.joined_weights import joined_weight
 from strategies.replica.memory import gathered_bytes_per_device
-from strategies.replica.microbatch_terms import as_constant, as_mean, as_mean_over_rows, as_weighed
 from strategies.replica.owners import agree_on
 from strategies.replica.parts import ReplicaParts, current_parts
-from strategies.replica.python_functions import host_callback, in_graph, traced
 from strategies.replica.recomputed import may_recompute, recomputed
 from strategies.replica.refused_gradients import refuse_gradients, unrecorded
 from strategies.replica.row_exchange import RowExchange, lie_on_replicas, num_replicas, row_exchange, sharded_rows
 from strategies.replica.row_lookups import sharded_lookup
-from strategies.replica.row_sums import sum_over_replicas, sum_over_rows, sum_over_rows_before
+from strategies.replica.row_sums import (
+    as_constant,
+    as_mean,
+    as_mean_over_rows,
+    as_weighed,
+    sum_over_replicas,
+    sum_over_rows,
+    sum_over_rows_before,
+)
 from strategies.replica.splitting import SplitWeight
 from strategies.replica.stage_messages import Description, GradientParcel, StageMessages, clock_offset
 from strategies.replica.weight_identity import note_copy

@@ -195,7 +195,7 @@ class Exchange:
             own: dict[Hashable, Action | None] = {}
             for (name, n), described in self._described(Action(j, Kind.FORWARD, i)).items():
                 tensor = 0 if name == "added" else id(stage.outputs[n])
-                if name == "outputs" and described.is_floating:
+                if name == "outputs" and described.may_have_gradient:
                     if tensor in self._traffic.backward[k].get(process, ()):
                         own[i, tensor] = takes
                 elif k == len(self._stages) - 1 and source == last:

@@ -117,7 +117,7 @@ class _Call:
 
             def both(*tensors: Any) -> tuple[list[Any], Any]:
                 outputs, vjp = passes(tensors)
-                upstream = [ops.ones_like(y) if keras.backend.is_float_dtype(y.dtype) else None for y in outputs]
+                upstream = [ops.ones_like(y) if y.dtype.is_floating or y.dtype.is_complex else None for y in outputs]
                 return outputs, _marks([*outputs, *keras.tree.flatten(vjp(upstream))])
 
             function = both if traced is None else traced(both)

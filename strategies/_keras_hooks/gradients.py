@@ -99,7 +99,7 @@ def _gradient(
 ) -> Any:
     if _is_factor():
         return original(tape, target, sources, output_gradients, *args, **kwargs)
-    _note_gradient()
+    _pre_backward()
     # Determined before: a persistent tape may record again while its gradient is taken.
     stays = _stays_local()
     with _taking():
@@ -110,7 +110,7 @@ def _gradient(
 def _gradients(original: Callable[..., Any], ys: Any, xs: Any, grad_ys: Any = None, *args: Any, **kwargs: Any) -> Any:
     if _is_factor():
         return original(ys, xs, grad_ys, *args, **kwargs)
-    _note_gradient()
+    _pre_backward()
     with _taking():
         local = original(ys, xs, _upstream(ys, grad_ys), *args, **kwargs)
     return _global_gradients(local, ys, xs, _stays_local())
@@ -146,11 +146,11 @@ def _taking() -> Iterator[None]:
         _inside.reset(token)
 
 
-def _note_gradient() -> None:
+def _pre_backward() -> None:
     """Notifies the gathers of sharded weights that a backward pass begins."""
     engine = engine_of(tf.distribute.get_strategy())
     if engine is not None and engine.sharded_weights is not None:
-        engine.sharded_weights.gathers.note_gradient(is_last=not differentiates_passes())
+        engine.sharded_weights.gathers.pre_backward(is_last=not differentiates_passes())
 
 
 def _upstream(target: Any, given: Any) -> Any:

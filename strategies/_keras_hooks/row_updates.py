@@ -21,7 +21,6 @@ from keras.src.optimizers import adagrad
 from strategies._keras_hooks.wrapping import wrap
 from strategies._tf_internals import get_update_replica_id
 from strategies.replica.row_views import RowView
-from strategies.replica.weight_shards import WeightShard
 from strategies.sharding.row_variables import is_row_sharded
 
 
@@ -34,8 +33,8 @@ def _update_step(
     original: Callable[..., None], optimizer: keras.optimizers.Adagrad, gradient: Any, variable: Any, learning_rate: Any
 ) -> None:
     # With accumulator and epsilon both zero, Keras divides by zero also in rows without gradients: kept as it is.
-    by_row = isinstance(gradient, tf.IndexedSlices) and isinstance(variable, WeightShard) and optimizer.epsilon > 0
-    if not by_row or not is_row_sharded(variable.variable):
+    is_shard = getattr(variable, "is_shard", False) and is_row_sharded(variable.variable)
+    if not (is_shard and isinstance(gradient, tf.IndexedSlices) and optimizer.epsilon > 0):
         original(optimizer, gradient, variable, learning_rate)
         return
     accumulator = optimizer._accumulators[optimizer._get_variable_index(variable)]

@@ -28,31 +28,6 @@ class TrainerCall:
 
 
 @dataclass(frozen=True)
-class GatheredWeights:
-    """Whole weights that a step has gathered from shards.
-
-    Attributes:
-        tensors: by variable id and local replica, the gathered tensor.
-        assigned: by the same keys, the value that a replica has assigned since.
-        units: by local replica, the units that were gathered, in the order of their use, with the tensors of each.
-        forward: by local replica, the names of the ops that existed when its first gradient was taken; None if more
-            forward passes follow it.
-        for_passes: by local replica, (weights, tensors) pairs that were gathered for passes of a pipeline, in order.
-    """
-
-    tensors: dict[tuple[int, int], Any] = field(default_factory=dict)
-    assigned: dict[tuple[int, int | None], Any] = field(default_factory=dict)
-    units: dict[int, list[tuple[Any, list[Any]]]] = field(default_factory=dict)
-    forward: dict[int, frozenset[str] | None] = field(default_factory=dict)
-    for_passes: dict[int, list[tuple[list[Any], list[Any]]]] = field(default_factory=dict)
-
-    def forget(self) -> None:
-        """Forgets the gathered weights, because the weights have changed: later reads gather again."""
-        for collected in (self.tensors, self.assigned, self.units, self.forward, self.for_passes):
-            collected.clear()
-
-
-@dataclass(frozen=True)
 class StepContext:
     """One step of the local replicas.
 
@@ -64,7 +39,8 @@ class StepContext:
             program's own code, the graph of the write).
         deferred: the update that waits until the reductions fused with its gradients are known; at most one.
         graph: the graph in which the step is traced; None if it runs eagerly.
-        weights: the whole values gathered from sharded weights.
+        weights: by local replica, the units of sharded weights and their states, see `sharding.units`; empty if the
+            weights are whole, or have changed since a replica read them.
     """
 
     shares: tuple[Share, ...] = ()
@@ -73,7 +49,7 @@ class StepContext:
     pending: dict[tuple[int, Any], tuple[bool, Any]] = field(default_factory=dict)
     deferred: list[Callable[[Sequence[Any]], tuple[Any, list[Any]]]] = field(default_factory=list)
     graph: Any = None
-    weights: GatheredWeights = field(default_factory=GatheredWeights)
+    weights: dict[int | None, Any] = field(default_factory=dict)
 
 
 _trainer: contextvars.ContextVar[TrainerCall | None] = contextvars.ContextVar("keras_strategies_trainer", default=None)

@@ -23,6 +23,7 @@ from strategies.batches.row_kinds import Kind
 from strategies.batches.row_marks import mark
 from strategies.collectives.base import Collectives
 from strategies.replica.deferred import in_shapes_only
+from strategies.replica.refused_gradients import may_have_gradient
 
 #: The start of each process' part along a dimension, then the end of the last part: ints, or int32 scalars where they
 #: are not known before the graph runs. No part is larger than the first.
@@ -98,7 +99,7 @@ class AxisMappings:
     ) -> tf.Tensor:
         with tf.device(self._device):
             tensor = tf.convert_to_tensor(value)
-            if not tensor.dtype.is_floating:
+            if not may_have_gradient(tensor):
                 return like_in_rows(tensor, forward(tensor))
 
             @tf.custom_gradient

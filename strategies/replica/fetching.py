@@ -18,9 +18,8 @@ import tensorflow as tf
 from strategies.collectives.process_group import ProcessGroup
 from strategies.replica.deferred import DeferredVariable, component_of, is_remote, peek
 from strategies.replica.driving import current_driver
-from strategies.replica.flat_ranges import ranges
 from strategies.replica.owners import job_of, owners_of, spans_processes
-from strategies.replica.stored_array import StoredArray
+from strategies.replica.stored_array import StoredArray, ranges
 
 
 def fetched(variable: Any) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Keeps the Python functions that graphs call for as long as the graphs exist, and no longer.
+"""Calls Python functions from graphs, and keeps them for as long as the graphs exist, and no longer.
 
 TensorFlow keeps two kinds of these functions until the process ends. They refer to tensors, and so keep all operations
 of every step that was ever traced: several megabytes for each model that was made, trained and dropped.
@@ -11,6 +11,8 @@ of every step that was ever traced: several megabytes for each model that was ma
 Here each function is held by the graph that is being traced and by the graphs around it: an inner graph may be freed
 and rebuilt from its definition while the outer one still needs its gradient. Graphs of strategies of other packages,
 and graphs made without a strategy, are left alone.
+
+The calls are also tested in ``tests/keras_ext/pipeline/test_measured_timeline.py``.
 """
 
 from __future__ import annotations
@@ -18,9 +20,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from strategies._tf_internals import RegisterGradient, gradient_registry
@@ -64,7 +67,7 @@ def _weakly(name: str, gradient: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @contextlib.contextmanager
-def numpy_functions_held() -> Iterator[None]:
+def _numpy_functions_held() -> Iterator[None]:
     """Context manager: functions passed to ``tf.numpy_function`` are kept only as long as the graph that calls them."""
     outermost = _outermost()
     before = len(getattr(outermost, _KEPT, ()))
@@ -96,3 +99,42 @@ def _graphs() -> list[tf.Graph]:
 def _outermost() -> tf.Graph:
     graphs = _graphs()
     return graphs[-1].outer_graph if graphs else tf.compat.v1.get_default_graph()
+
+
+def traced(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns `function`, which takes tensors, as a graph function that is traced once for each set of shapes.
+
+    When it is called eagerly, TensorFlow's threads launch its ops, not Python.
+    """
+    made: Callable[..., Any] = tf.function(function, autograph=False)
+    return made
+
+
+def in_graph(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps `function`, which takes tensors, so that eager calls run in a graph, too."""
+    graph_function = traced(function)
+    return lambda *tensors: graph_function(*tensors) if tf.executing_eagerly() else function(*tensors)
+
+
+def host_callback(function: Callable[[], None], after: Sequence[Any]) -> tf.Tensor:
+    """Calls a Python function on the host each time the given tensors have been computed.
+
+    Args:
+        function: may be called in any thread.
+        after: the tensors.
+
+    Returns:
+        A scalar 0 that is ready when the function has returned. Unless it is used, the function may not be called.
+    """
+
+    def call(*_: Any) -> Any:
+        function()
+        return np.float32(0)
+
+    # Takes one element of each: TensorFlow would drop edges without data, or not wait for an asynchronous device.
+    firsts = [tf.reshape(value, [-1])[:1] for value in after if not isinstance(value, tf.IndexedSlices)]
+    with tf.device("CPU:0"), _numpy_functions_held():
+        # Not stateful, since TensorFlow makes stateful calls wait for each other.
+        done = tf.numpy_function(call, firsts, tf.float32, stateful=False)
+    done.set_shape([])
+    return done

@@ -13,9 +13,10 @@ from strategies.batches import shares
 from strategies.replica.overwritten import is_overwritten, maximum, warn_if_summed
 from strategies.replica.placed_gradients import with_distinct_gradients
 from strategies.replica.placeholders import SHARDED, Placeholders
+from strategies.replica.refused_gradients import may_have_gradient
 from strategies.replica.rounding import unrounded
 from strategies.replica.slices import accumulated
-from strategies.replica.traced_passes import TracedPasses, is_floating
+from strategies.replica.traced_passes import TracedPasses
 
 #: Takes a gradient, or None, for each output; tensors to wait for; and totals, to which the gradients of the variables
 #: are added. None, instead of all totals or of one, counts as zero. Returns the gradients of the inputs, and the
@@ -90,7 +91,7 @@ class Passes:
         """Computes the outputs, and returns them with the vjp.
 
         Args:
-            inputs: tensors; floating-point ones can have gradients.
+            inputs: tensors; floating-point and complex ones can have gradients.
             after: tensors to wait for before the computation begins.
         """
         with self._scope():
@@ -104,7 +105,7 @@ class Passes:
         def vjp(
             upstream: Sequence[Any], after: Sequence[Any] = (), totals: Sequence[Any] | None = None
         ) -> tuple[list[Any], list[Any]]:
-            given = [dy if is_floating(y) else None for y, dy in zip(outputs, upstream, strict=True)]
+            given = [dy if may_have_gradient(y) else None for y, dy in zip(outputs, upstream, strict=True)]
             totals = [None] * len(self._variables) if totals is None else totals
             if all(dy is None for dy in given):
                 return [None] * len(own), list(totals)
@@ -159,7 +160,7 @@ class Passes:
     def _recording(self, inputs: Sequence[Any]) -> Iterator[tf.GradientTape]:
         # Persistent only in a graph, where the gradient may be taken several times and a tape holds no memory.
         with tf.GradientTape(persistent=not tf.executing_eagerly(), watch_accessed_variables=False) as tape:
-            tape.watch([*filter(is_floating, inputs), *self._variables])
+            tape.watch([*filter(may_have_gradient, inputs), *self._variables])
             yield tape
 
     def _gradients(
@@ -167,13 +168,13 @@ class Passes:
     ) -> list[Any]:
         """Returns the gradients of inputs and variables."""
         pairs = [(y, dy) for y, dy in zip(outputs, upstream, strict=True) if dy is not None]
-        sources = [*filter(is_floating, inputs), *self._variables]
+        sources = [*filter(may_have_gradient, inputs), *self._variables]
         token = _differentiates.set(True)
         try:
             found = iter(tape.gradient([y for y, _ in pairs], sources, output_gradients=[dy for _, dy in pairs]))
         finally:
             _differentiates.reset(token)
-        input_gradients = [next(found) if is_floating(value) else None for value in inputs]
+        input_gradients = [next(found) if may_have_gradient(value) else None for value in inputs]
         variable_gradients = list(found)
         dependence = shares.current_dependence()
         for index, variable in enumerate(self._variables) if self._sums else ():

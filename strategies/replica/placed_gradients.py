@@ -12,6 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from strategies._tf_internals import gradient_record
+from strategies.replica.refused_gradients import may_have_gradient
 
 
 def compute_on(device: str, function: Callable[..., Any], inputs: Sequence[Any]) -> Any:
@@ -30,7 +31,7 @@ def compute_on(device: str, function: Callable[..., Any], inputs: Sequence[Any])
     """
     with tf.device(device):
         tensors = [tf.convert_to_tensor(value) for value in inputs]
-        sources = [tensor for tensor in tensors if _has_gradient(tensor)]
+        sources = [tensor for tensor in tensors if may_have_gradient(tensor)]
         if not gradient_record.should_record_backprop(sources):
             return function(*tensors)
         # Persistent, since the tapes that record this may be.
@@ -38,7 +39,7 @@ def compute_on(device: str, function: Callable[..., Any], inputs: Sequence[Any])
             tape.watch(sources)
             outputs = function(*with_distinct_gradients(tensors))
         flat = tf.nest.flatten(outputs)
-        differentiable = [index for index, output in enumerate(flat) if _has_gradient(output)]
+        differentiable = [index for index, output in enumerate(flat) if may_have_gradient(output)]
         targets = [flat[index] for index in differentiable]
 
         def backward(*upstream: Any) -> list[Any]:
@@ -63,9 +64,9 @@ def with_distinct_gradients(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     too many to a gradient that two sources have in common, as those of ``a + b`` do (TensorFlow 2.21,
     ``TFE_Py_TapeGradient``): that tensor is never freed, nor is its graph.
     """
-    if sum(map(_has_gradient, tensors)) < 2:
+    if sum(map(may_have_gradient, tensors)) < 2:
         return list(tensors)
-    return [_copied(tensor) if _has_gradient(tensor) else tensor for tensor in tensors]
+    return [_copied(tensor) if may_have_gradient(tensor) else tensor for tensor in tensors]
 
 
 def _copied(tensor: tf.Tensor) -> tf.Tensor:
@@ -73,7 +74,3 @@ def _copied(tensor: tf.Tensor) -> tf.Tensor:
         copy = tf.identity(tensor)
     gradient_record.record_operation("WithDistinctGradient", [copy], [tensor], lambda gradient: [tf.identity(gradient)])
     return copy
-
-
-def _has_gradient(tensor: tf.Tensor) -> bool:
-    return bool(tensor.dtype.is_floating or tensor.dtype.is_complex)

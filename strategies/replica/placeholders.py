@@ -4,6 +4,12 @@ A function in a graph captures the tensors that it reads, once, when it is trace
 captures placeholders, and each call replaces these by weights that are gathered for that call: no two calls hold the
 same tensors.
 
+The graph is not changed after it is finished, as it is without passes (`sharding.backward_gathers`), because a pass of
+a pipeline is one function for all micro-batches, whose forward calls need different tensors, too; the order of gathers
+and passes is fixed where a pass is called; and a step that only evaluates has no update at which its graph is finished.
+It breaks if TensorFlow drops ``ConcreteFunction.set_external_captures``. A function of a weight that needs an op which
+is not in `CHEAP` is kept until the backward pass: it costs memory, never a wrong number.
+
 Tested in ``tests/keras_ext/pipeline/test_resharding.py`` and ``tests/strategies/sharding/test_backward_gathers.py``.
 
 Source: `reshard_after_forward` of torch's FSDP.

@@ -15,7 +15,7 @@ import tensorflow as tf
 from strategies._tf_internals import gradient_record
 from strategies.replica.parts import current_parts
 from strategies.replica.passes import Recompute
-from strategies.replica.refused_gradients import refuse_gradients, unrecorded
+from strategies.replica.refused_gradients import may_have_gradient, refuse_gradients, unrecorded
 
 _SECOND_ORDER = (
     "A gradient of a gradient, as for a penalty of gradients, is taken through a layer that is recomputed in the "
@@ -108,8 +108,8 @@ def _with_own_seeds(function: Callable[..., Sequence[Any]]) -> Callable[..., Seq
 def _first_order(gradients: list[Any], sources: Sequence[Any]) -> list[Any]:
     """Returns first-order gradients only, which refuse to be differentiated: no tape records the recomputation."""
     dense = [i for i, each in enumerate(gradients) if isinstance(each, tf.Tensor)]
-    floating = [each for each in sources if each.dtype.is_floating]
-    kept = refuse_gradients([gradients[i] for i in dense], floating, [], _SECOND_ORDER)
+    sources = [each for each in sources if may_have_gradient(each)]
+    kept = refuse_gradients([gradients[i] for i in dense], sources, [], _SECOND_ORDER)
     for i, each in zip(dense, kept, strict=True):
         gradients[i] = each
     return gradients

@@ -36,6 +36,11 @@ def recorded() -> Iterator[None]:
             pywrap_tfe.TFE_Py_TapeSetStopOnThread()
 
 
+def may_have_gradient(tensor: Any) -> bool:
+    """Returns True if a tensor may have a gradient: a floating-point or complex one."""
+    return bool(tensor.dtype.is_floating or tensor.dtype.is_complex)
+
+
 def refuse_gradients(
     tensors: Sequence[Any], inputs: Sequence[Any], variables: Sequence[Any], message: str
 ) -> list[Any]:
@@ -45,18 +50,19 @@ def refuse_gradients(
     variables, or to anything on which an input depends.
 
     Args:
-        tensors: computed inside :func:`unrecorded`; those that are not floating-point are returned unchanged.
+        tensors: computed inside :func:`unrecorded`; integers and the like are returned
+            unchanged.
         inputs: tensors that they depend on, or None.
         variables: the Keras variables that they depend on, on any process.
         message: the message of the error.
     """
-    floating = [i for i, each in enumerate(tensors) if each.dtype.is_floating]
-    if not floating or (tf.executing_eagerly() and not gradient_record.could_possibly_record()):
+    wanted = [i for i, each in enumerate(tensors) if may_have_gradient(each)]
+    if not wanted or (tf.executing_eagerly() and not gradient_record.could_possibly_record()):
         return list(tensors)
-    sources = [each for each in inputs if each is not None and each.dtype.is_floating]
+    sources = [each for each in inputs if each is not None and may_have_gradient(each)]
     made = list(tensors)
     refuse = _refused if tf.executing_eagerly() else _refused_in_graph
-    for i, each in zip(floating, refuse([tensors[i] for i in floating], sources, variables, message), strict=True):
+    for i, each in zip(wanted, refuse([tensors[i] for i in wanted], sources, variables, message), strict=True):
         made[i] = each
     return made
 

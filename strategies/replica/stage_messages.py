@@ -64,9 +64,9 @@ class Description(NamedTuple):
         return cls(tuple(shape), dtype, kind, tuple(multiples))
 
     @property
-    def is_floating(self) -> bool:
-        """True if the tensor can have a gradient."""
-        return bool(tf.as_dtype(self.dtype).is_floating)
+    def may_have_gradient(self) -> bool:
+        """True if the tensor can have a gradient: if it is floating-point or complex."""
+        return bool(tf.as_dtype(self.dtype).is_floating or tf.as_dtype(self.dtype).is_complex)
 
 
 class GradientParcel(NamedTuple):
@@ -240,7 +240,7 @@ def clock_offset(parts: ReplicaParts) -> tuple[float, float]:
 
 def _bundles(described: Sequence[Description]) -> list[tuple[str, list[int]]]:
     """Groups tensors into messages by the dtype that is sent; masks are sent as the first floating-point dtype."""
-    floating = next((each.dtype for each in described if each.is_floating), None)
+    floating = next((each.dtype for each in described if tf.as_dtype(each.dtype).is_floating), None)
     found: dict[str, list[int]] = {}
     for i, each in enumerate(described):
         joins = each.dtype == "bool" and floating is not None

@@ -18,7 +18,7 @@ from strategies.batches.row_kinds import Kind
 from strategies.batches.row_marks import mark
 from strategies.replica.overwritten import is_overwritten, maximum, no_maximum
 from strategies.replica.placeholders import DerivedCapture, Placeholders
-from strategies.replica.refused_gradients import recorded
+from strategies.replica.refused_gradients import may_have_gradient, recorded
 from strategies.replica.slices import Lookups, accumulated, side_by_side
 
 #: Takes inputs. Returns the outputs, and a function that takes their gradients (None where not wanted) and returns the
@@ -73,7 +73,7 @@ class TracedPasses:
             with scope():
                 self._outputs, self._gradients_of = record(inputs)
             # Traced inside the forward pass, so that its captures are the tensors that it needs from it.
-            captured = self._trace_back(tuple(map(is_floating, self._outputs))).captured
+            captured = self._trace_back(tuple(map(may_have_gradient, self._outputs))).captured
             self._from_outside = _from_outside(tf.compat.v1.get_default_graph())
             self._kept = [value for value in captured if _is_made_in_graph(value) and self._derived(value) is None]
             self._positions = {id(value): index for index, value in enumerate((*inputs, *self._kept))}
@@ -269,11 +269,6 @@ def _sum_of(one: Any, other: Any) -> Any:
     if isinstance(one, tf.IndexedSlices) and isinstance(other, tf.IndexedSlices):
         return side_by_side([one, other])
     return tf.convert_to_tensor(one) + tf.convert_to_tensor(other)
-
-
-def is_floating(value: Any) -> bool:
-    """Returns True if a tensor may have a gradient."""
-    return bool(value.dtype.is_floating)
 
 
 def _has_own_memory(value: Any) -> bool:

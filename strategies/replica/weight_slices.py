@@ -1,7 +1,14 @@
 """Weights whose updates are partitioned: each owner updates a range of the elements.
 
 To an optimizer, a :class:`WeightSlice` is a variable: it reads and writes its range of the weight on the device of its
-owner. Slots are made for slices, so that each exists on the owner's device only. In arrays and files, the slots of all
+owner. The weight may be stored in three ways:
+
+    each device has the whole weight    a slice is a range of the owner's variable
+    each device has a shard             a slice is the owner's shard, a variable of its own (`is_shard`)
+    each device has a shard, and the    a slice is a variable with all elements, which its owner has for updates only
+    optimizer needs whole weights       (`is_whole_on_owner`)
+
+Slots are made for slices, so that each exists on the owner's device only. In arrays and files, the slots of all
 slices of a weight are one slot of the weight's shape: a :class:`WholeOfSlices`.
 """
 
@@ -46,9 +53,22 @@ class WeightSlice(WeightMath):
         rank: the process that owns it.
         replicas: the local replicas on whose devices it is updated, one for each group of replicas that share the
             update; empty if another process owns it.
+        is_shard: True if it is all that its owner's device stores of the weight.
+        whole_on_owner: for each of `replicas` a variable with all elements of a weight that is stored in shards; None
+            if the weight is updated where it is stored.
     """
 
-    def __init__(self, variable: Any, begin: int, end: int, rank: int, replicas: Sequence[int]) -> None:
+    def __init__(
+        self,
+        variable: Any,
+        begin: int,
+        end: int,
+        rank: int,
+        replicas: Sequence[int],
+        *,
+        is_shard: bool = False,
+        whole_on_owner: Sequence[Any] | None = None,
+    ) -> None:
         self.variable = variable
         self.begin, self.end = begin, end
         #: The rank of the owner.
@@ -62,6 +82,9 @@ class WeightSlice(WeightMath):
         if whole and begin % row == 0 and end % row == 0:
             self.rows = (begin // row, end // row)
         self.is_whole = end - begin == math.prod(whole)
+        #: True if its owner's device holds nothing else of the weight.
+        self.is_shard = is_shard
+        self._whole_on_owner = whole_on_owner
         self.shape = range_shape(whole, begin, end)
         self.dtype = tf.as_dtype(variable.dtype).name
         self.name = str(variable.name)
@@ -81,10 +104,10 @@ class WeightSlice(WeightMath):
         self._graph: Any = None
         self._new: dict[int, tf.Tensor] = {}
 
-    #: True if its owner's device holds nothing else of the weight.
-    is_shard = False
-    #: True if it is the whole of a weight that is sharded over devices.
-    is_whole_on_owner = False
+    @property
+    def is_whole_on_owner(self) -> bool:
+        """True if it is the whole of a weight that is sharded over devices."""
+        return self._whole_on_owner is not None
 
     @property
     def is_owned(self) -> bool:
@@ -109,6 +132,8 @@ class WeightSlice(WeightMath):
 
         If another process owns it, the first replica's variable: between updates all have the same elements.
         """
+        if self._whole_on_owner:
+            return self._whole_on_owner[self.replicas.index(self.replica)]
         variable = getattr(self.variable, "value", None) if not isinstance(self.variable, tf.Variable) else None
         distributed = self.variable if variable is None else variable
         return distributed.values[self.replica]
@@ -143,12 +168,15 @@ class WeightSlice(WeightMath):
         return tf.IndexedSlices(tf.boolean_mask(values, mine), tf.boolean_mask(indices, mine) - first, shape)
 
     def read(self) -> tf.Tensor:
-        """Returns its elements."""
+        """Returns its elements; zeros if they are in another process only."""
         if self.replica in self._new:
             return self._new[self.replica]
+        if not self.is_owned and (self.is_shard or self.is_whole_on_owner):
+            return tf.zeros(self.shape, self.dtype)
         component = self.component
         with tf.device(component.device):
-            return self.select(component.read_value())
+            value = component.read_value()
+            return value if self.is_shard else self.select(value)
 
     def assign(self, value: Any) -> None:
         """Sets its elements on the owner's device; does nothing if another process owns it."""
@@ -157,7 +185,7 @@ class WeightSlice(WeightMath):
         component = self.component
         with tf.device(component.device):
             tensor = tf.cast(value, component.dtype)
-            if self.is_whole:
+            if self.is_whole or self.is_shard:
                 component.assign(tensor, read_value=False)
             elif self._graph is not None and self._graph is tf.compat.v1.get_default_graph():
                 self._new[self.replica] = tf.reshape(tensor, self.shape)
@@ -187,11 +215,11 @@ class WeightSlice(WeightMath):
 
     def assign_sub(self, value: Any) -> None:
         """Subtracts from its elements."""
-        if self.is_whole and self.is_owned:
+        if not (self.is_whole or self.is_shard):
+            self.assign(self.read() - tf.cast(value, self.dtype))
+        elif self.is_owned:
             with tf.device(self.device):
                 self.component.assign_sub(tf.cast(value, self.dtype), read_value=False)
-            return
-        self.assign(self.read() - tf.cast(value, self.dtype))
 
     def scatter_sub(self, slices: tf.IndexedSlices) -> None:
         """Subtracts a sparse gradient."""
@@ -206,6 +234,10 @@ class WeightSlice(WeightMath):
         self._scatter(slices, "update")
 
     def _scatter(self, slices: tf.IndexedSlices, how: str) -> None:
+        if self.is_shard:
+            with tf.device(self.device):
+                getattr(self.component, f"scatter_{how}")(slices)
+            return
         indices = slices.indices
         if self.rows is None or self.replica in self._new:
             changed: Callable[..., tf.Tensor] = getattr(tf, f"tensor_scatter_nd_{how}")

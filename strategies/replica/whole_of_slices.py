@@ -23,13 +23,26 @@ class WholeOfSlices(SplitWeight):
         name: the weight's name.
         shape: the shape of the whole weight.
         sizes: the numbers of elements of the shards.
+        dtype: the shards' dtype, by Keras' name; None if they are Keras variables or slices, which have names of dtypes
+            and paths. TensorFlow's variables have not.
     """
 
-    def __init__(self, name: str, shape: Sequence[int], sizes: Sequence[int]) -> None:
+    def __init__(self, name: str, shape: Sequence[int], sizes: Sequence[int], dtype: str | None = None) -> None:
         super().__init__(name, shape or (1,), 0, sizes)
+        self._dtype = dtype
         self.shape = tuple(shape)
         #: Returns the TensorFlow variable that is sharded over devices; None for a weight that each device holds whole.
         self.distributed: Callable[[], Any] | None = None
+
+    @property
+    def dtype(self) -> str:
+        """The shards' dtype, by Keras' name."""
+        return super().dtype if self._dtype is None else self._dtype
+
+    @property
+    def path(self) -> str:
+        """The path of the shards; the weight's name if they have none."""
+        return super().path if self._dtype is None else self.name
 
     def like(self) -> WholeOfSlices:
         """Returns a weight of the same form that has no shards yet."""

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from strategies.replica.fetching import local_slices
-from strategies.replica.flat_ranges import boxes
 from strategies.replica.splitting import SplitWeight, sharded_weight
+from strategies.replica.stored_array import boxes
 from strategies.replica.whole_of_slices import WholeOfSlices
 
 

@@ -46,6 +46,16 @@ class AllGather:
         self._groups = groups
         self._processes = processes
 
+    @property
+    def crosses_processes(self) -> bool:
+        """True if other processes hold some of the shards."""
+        return bool(self._processes)
+
+    @property
+    def has_several_groups(self) -> bool:
+        """True if several groups of replicas have all shards each."""
+        return self._groups.size < self._groups.num_replicas
+
     def __call__(self, variables: Sequence[ShardedVariable | Gone], replica: int) -> list[Any]:
         """Returns whole weights of one unit on the device of a local replica. All processes with their shards call it.
 

@@ -20,6 +20,7 @@ from strategies.replica.owners import first_owner, set_coordinates, set_owner
 from strategies.replica.parts import ReplicaParts
 from strategies.replica.row_exchange import makes_sharded_rows
 from strategies.replica.weight_slices import range_shape
+from strategies.sharding.all_gather import AllGather
 from strategies.sharding.gathers import WeightGathers
 from strategies.sharding.row_variables import RowShardedVariable
 from strategies.sharding.units import Units
@@ -44,7 +45,7 @@ class ShardedWeights:
         self._processes = parts.groups.sharding
         bucket_bytes = layout.process_group.bucket_bytes if layout.process_group is not None else UNIT_BYTES
         #: Gathers the weights.
-        self.gathers = WeightGathers(layout, steps, groups, self._processes)
+        self.gathers = WeightGathers(steps, AllGather(layout, steps, groups, self._processes))
         #: The units in which weights are gathered.
         self.units = Units(bucket_bytes)
 

@@ -88,7 +88,7 @@ class ReduceScatter:
             # Each process has all slices, and so needs all of the gradients.
             totals |= self._totals(partition, {i: v for i, v in enumerate(values) if i not in totals}, shares, present)
         if self._process_group is None:
-            self._gathers.regather()
+            self._gathers.unshard_for_backward()
             return [
                 self._local_sum(each, position, values, totals)
                 for each, position in zip(partition.slices, partition.positions, strict=True)
@@ -149,7 +149,7 @@ class ReduceScatter:
             early[id(each)] = received
             return [received.op]
 
-        self._gathers.regather(reduce)
+        self._gathers.unshard_for_backward(reduce)
         for each in partition.buckets:
             received = early.get(id(each))
             if received is None:

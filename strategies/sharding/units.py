@@ -1,10 +1,45 @@
-"""Units: the groups of sharded weights that are gathered by one message."""
+"""Units: the groups of sharded weights that are gathered by one message, and the state of each in a step.
+
+A unit has the weights that were created one after the other, as many as fit in one message. In a step, on each local
+replica, it is in one of three states:
+
+    SHARDED --- unshard ---> UNSHARDING --- wait_for_unshard ---> UNSHARDED --- reshard ---> SHARDED
+
+While a graph is traced, the states are those of the trace: `unshard` makes the ops of the all-gather, and the ops that
+are to be finished before; `wait_for_unshard` hands the tensors to the ops that use them; after `reshard`, no more ops
+get them, so that the runtime frees them when the last op that has them is finished. Five units of a model that is not
+a pipeline, from left to right in time; their tensors are in memory where there is a line:
+
+                 forward pass                 backward pass          update
+        unit 0   [1]===[3]                                              |
+        unit 1      [1]===[3]                            [4]=======[5]  |
+        unit 2         [1]===[3]                    [4]=======[5]       |
+        unit 3            [1]==============================[5]          |
+        unit 4               [1]======================[5]               |
+
+[1] The first read of a weight unshards its unit, after the ops that use the unit two positions earlier: while one unit
+    is in use, the next is being gathered, and no third takes memory.
+[2] This read and all later ones wait, and get the same tensors; gradients are taken with respect to these.
+[3] When the gradient's ops exist, all units but the last two are resharded: the backward pass loses their tensors.
+[4] They are unsharded again, in reverse order, after the backward ops of the unit two positions later and the
+    reduce-scatter of its gradients. A unit that the backward pass does not use, as unit 0 here, is not.
+[5] The update changes the weights: all units are resharded, and a later read begins at [1].
+
+A small unit stays unsharded from [1] to [5]. A pipeline whose passes reshard (`reshard_after_pass`) unshards a unit
+before, and reshards it after, each pass of a micro-batch, forward and backward; any other pipeline unshards each unit
+once, for all passes.
+
+Source: the units and the prefetch of torch's FSDP (arXiv:2304.11277); the names are those of FSDP2.
+"""
 
 from __future__ import annotations
 
+import enum
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
+
+import tensorflow as tf
 
 from strategies import planning
 from strategies.collectives.bucket_slices import Slice, SlicedBucket
@@ -72,6 +107,123 @@ class Units:
         if unit is None or not planning.has_room(unit.num_bytes, num_bytes, self._bucket_bytes):
             unit = self._last[key, is_small] = Unit(devices, is_small=is_small)
         unit.add(variable, num_bytes)
+
+
+class State(enum.Enum):
+    """The state of a unit on a replica; see the module's docstring."""
+
+    SHARDED = "sharded"
+    UNSHARDING = "unsharding"
+    UNSHARDED = "unsharded"
+
+
+#: Returns the whole values of weights of one unit on a local replica.
+AllGatherUnit = Callable[[Sequence[Any], int], list[Any]]
+
+
+class ReplicaUnit:
+    """A unit on one local replica in one step: its state and its tensors.
+
+    Args:
+        unit: the unit.
+        replica: the local replica.
+        for_passes: True for the unit as it is gathered for passes that reshard, False as all other reads gather it.
+    """
+
+    def __init__(self, unit: Unit, replica: int, *, for_passes: bool = False) -> None:
+        self.unit = unit
+        self.replica = replica
+        self.for_passes = for_passes
+        self.state = State.SHARDED
+        #: By the `id` of a weight, the tensor with respect to which its gradient is taken: the first that was gathered.
+        self.handles: dict[int, Any] = {}
+        #: The weights of `handles`, in the same order.
+        self.weights: list[Any] = []
+        #: The weights and tensors of each `unshard`, in order.
+        self.gathers: list[tuple[list[Any], list[Any]]] = []
+
+    def unshard(
+        self,
+        all_gather: AllGatherUnit,
+        weights: Sequence[Any],
+        after: Sequence[tf.Operation] = (),
+        peers: Iterable[ReplicaUnit] = (),
+    ) -> None:
+        """Starts the all-gather of weights of the unit, after some ops.
+
+        Args:
+            all_gather: gathers the weights.
+            weights: all or some of the unit's weights.
+            after: ops to wait for.
+            peers: the unit on the local replicas from which it may be copied. All of them run the same program: of
+                several, the first gathers, and the others copy.
+
+        Raises:
+            RuntimeError: an all-gather has been started, and nothing has waited for it.
+        """
+        if self.state is State.UNSHARDING:
+            raise RuntimeError(f"A unit of sharded weights is unsharded twice. Received: {self._description()}.")
+        known = self.on_peer(peers)
+        if known is not None and list(map(id, known[0])) == list(map(id, weights)):
+            with tf.device(self.unit.devices[self.replica]):
+                tensors = [None if value is None else tf.identity(value) for value in known[1]]
+        else:
+            with tf.control_dependencies(list(after)):
+                tensors = list(all_gather(weights, self.replica))
+        self.gathers.append((list(weights), tensors))
+        self.state = State.UNSHARDING
+
+    def on_peer(self, peers: Iterable[ReplicaUnit]) -> tuple[list[Any], list[Any]] | None:
+        """Returns what the next `unshard` has gathered on a peer, weights and tensors; None if no peer is ahead."""
+        number = len(self.gathers)
+        return next((peer.gathers[number] for peer in peers if len(peer.gathers) > number), None)
+
+    def wait_for_unshard(self) -> list[Any]:
+        """Returns the tensors that `unshard` has gathered; None for a weight that no longer exists.
+
+        Raises:
+            RuntimeError: no all-gather has been started.
+        """
+        if self.state is not State.UNSHARDING:
+            raise RuntimeError(f"No all-gather of sharded weights was started. Received: {self._description()}.")
+        self.state = State.UNSHARDED
+        return self.gathers[-1][1]
+
+    def reshard(self) -> None:
+        """Drops the whole weights: no further ops take them. `handles` stay, as what gradients refer to."""
+        self.state = State.SHARDED
+
+    def _description(self) -> str:
+        names = [str(each.name) for each in self.unit.members]
+        return f"{names} on replica {self.replica}, which are {self.state.value}"
+
+
+class ReplicaUnits:
+    """The units of one local replica in one step.
+
+    Attributes:
+        used: the units that were read outside of passes that reshard, in the order of their first use.
+        assigned: by the `id` of a weight, the value that the replica has assigned in this step.
+        num_forward_ops: the number of ops in the graph when the replica took its first gradient; None before.
+        stay: True if forward passes follow a backward pass: units then stay unsharded to the step's end.
+    """
+
+    def __init__(self, replica: int) -> None:
+        self._replica = replica
+        self._units: dict[tuple[Unit, bool], ReplicaUnit] = {}
+        self.used: list[ReplicaUnit] = []
+        self.assigned: dict[int, tf.Tensor] = {}
+        self.num_forward_ops: int | None = None
+        self.stay = False
+
+    def get(self, unit: Unit, *, for_passes: bool = False) -> ReplicaUnit:
+        """Returns a unit on this replica, for passes that reshard or for all other reads."""
+        made = ReplicaUnit(unit, self._replica, for_passes=for_passes)
+        return self._units.setdefault((unit, for_passes), made)
+
+    def large(self, devices: tuple[str, ...]) -> list[ReplicaUnit]:
+        """Returns the used units of one part of a replica, of which two are in memory at a time."""
+        return [each for each in self.used if each.unit.devices == devices and not each.unit.is_small]
 
 
 def bucket_of(variables: Sequence[Any], num_owners: int, positions: Sequence[int] | None = None) -> SlicedBucket:

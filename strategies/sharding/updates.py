@@ -29,7 +29,6 @@ from strategies.engine.reductions import Reductions
 from strategies.engine.step import Steps
 from strategies.replica.owners import coordinates_of, first_owner, is_owned
 from strategies.replica.parts import ReplicaParts
-from strategies.replica.weight_shards import WeightShard, WholeOnOwner
 from strategies.replica.weight_slices import WeightSlice, beside_weights
 from strategies.sharding.gathers import WeightGathers
 from strategies.sharding.partition import Partition, PartitionedBucket, laid_out, taken_apart
@@ -141,8 +140,9 @@ class ShardedUpdates:
         if not _is_sharded(variable):
             return WeightSlice(variable, plan.begin, plan.end, rank, owned)
         if (plan.begin, plan.end) == variable.value.bounds[plan.owner]:
-            return WeightShard(variable, plan.begin, plan.end, rank, owned)
-        return WholeOnOwner(variable, rank, owned, [self._create_whole(variable.value, replica) for replica in owned])
+            return WeightSlice(variable, plan.begin, plan.end, rank, owned, is_shard=True)
+        wholes = [self._create_whole(variable.value, replica) for replica in owned]
+        return WeightSlice(variable, plan.begin, plan.end, rank, owned, whole_on_owner=wholes)
 
     def _create_whole(self, variable: ShardedVariable, replica: int) -> tf.Variable:
         """Returns an uninitialized variable that holds a whole weight while its owner updates it."""
@@ -216,8 +216,8 @@ class ShardedUpdates:
             # An overflow must leave the weights unchanged, and a constraint might change them.
             is_done = tf.not_equal(local_values(counter.value)[0].read_value(), before)
             tf.cond(is_done, functools.partial(self._constrain, constrained), lambda: None)
-        # The gathered tensors are the old weights.
-        self._steps.context.weights.forget()
+        # All units are resharded: the gathered tensors are the old weights.
+        self._steps.context.weights.clear()
         return results[0]
 
     # ---- all-gather of the new weights

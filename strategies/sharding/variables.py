@@ -43,24 +43,6 @@ class Gathers(Protocol):
         """Sets a weight in a replica; all replicas call it and synchronize."""
 
 
-class WholeOfShards(WholeOfSlices):
-    """The shards of a weight, in arrays and files."""
-
-    def __init__(self, name: str, shape: Sequence[int], sizes: Sequence[int], dtype: tf.DType) -> None:
-        super().__init__(name, shape, sizes)
-        self._dtype = dtype.name
-
-    @property
-    def dtype(self) -> str:
-        """The shards' dtype, by Keras' name."""
-        return self._dtype
-
-    @property
-    def path(self) -> str:
-        """The weight's name."""
-        return self.name
-
-
 def bounds(size: int, num_owners: int) -> list[tuple[int, int]]:
     """Returns the (begin, end) elements of each owner's shard; the sizes differ by at most one element.
 
@@ -125,7 +107,7 @@ class ShardedVariable(ReplicaStateVariable):
             shards: the variables, in the order of the elements.
         """
         sizes = [end - begin for begin, end in self.bounds if begin < end]
-        whole = WholeOfShards(str(self.name).partition(":")[0], tuple(self._whole_shape), sizes, self.dtype)
+        whole = WholeOfSlices(str(self.name).partition(":")[0], tuple(self._whole_shape), sizes, self.dtype.name)
         for shard in shards:
             whole.add(shard)
         whole.distributed = weakref.ref(self)
@@ -226,9 +208,9 @@ class ShardedVariable(ReplicaStateVariable):
         return self.assign(restored_tensors["VARIABLE_VALUE"])
 
 
-def shards_of(variable: ShardedVariable) -> WholeOfShards:
+def shards_of(variable: ShardedVariable) -> WholeOfSlices:
     """Returns the shards of a variable on all processes."""
-    found: WholeOfShards = getattr(variable, SHARDED)
+    found: WholeOfSlices = getattr(variable, SHARDED)
     return found
 
 

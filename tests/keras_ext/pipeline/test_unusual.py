@@ -8,6 +8,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import keras_ext
 from tests.keras_ext.pipeline.test_model import normalizing, pipelined, skipping
@@ -33,6 +34,37 @@ def test_penalties_of_a_layer_that_is_called_in_two_stages_and_twice_in_one(rema
         return compiled(keras.Model(x, L.Dense(3, "softmax")(h)), split, remat=remat)
 
     assert_parity(make, vectors(), labels(), {"data": 2, "pipe": 2}, predict=True)
+
+
+class Spectrum(keras.layers.Layer):
+    """The Fourier transform of each row: complex, and with a gradient."""
+
+    def call(self, x: Any) -> Any:
+        return tf.signal.fft(tf.cast(x, tf.complex64))
+
+    def compute_output_spec(self, x: Any) -> Any:
+        return keras.KerasTensor(x.shape, "complex64")
+
+
+class LowPass(keras.layers.Layer):
+    """Returns the row of a spectrum without its higher frequencies."""
+
+    def call(self, x: Any) -> Any:
+        kept = tf.constant([1, 0.5, 0.1, 0, 0.1, 0.5], tf.complex64)
+        return tf.math.real(tf.signal.ifft(x * kept))
+
+    def compute_output_spec(self, x: Any) -> Any:
+        return keras.KerasTensor(x.shape, "float32")
+
+
+@pytest.mark.parametrize("remat", [None, "all"])
+def test_complex_tensors_between_stages(remat: Any) -> None:
+    def make(split: bool) -> Any:
+        layers = [keras.Input((6,)), L.Dense(6, "tanh"), Spectrum(autocast=False)]
+        layers += [LowPass(autocast=False), L.Dense(3, "softmax")]
+        return compiled(keras.Sequential(layers), split, remat=remat)
+
+    assert_parity(make, vectors(), labels(), {"pipe": 2}, predict=True)
 
 
 def test_what_was_learnt_of_data_beforehand() -> None:

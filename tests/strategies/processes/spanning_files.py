@@ -23,7 +23,7 @@ import keras_ext
 import strategies
 from strategies import layer_api
 from strategies._keras_hooks import stored_values
-from strategies.replica import fetching, flat_ranges
+from strategies.replica import fetching, stored_array
 from strategies.replica.stored_array import StoredArray
 from strategies.saving import driving
 from strategies.saving import ranges as saving_ranges
@@ -251,7 +251,7 @@ class TestFiles:
         self, axes: Mapping[str, int], shared: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Counts the numbers that are read, with slices of a few: a weight of the model has at most 48."""
-        monkeypatch.setattr(flat_ranges, "SLICE_BYTES", 16)
+        monkeypatch.setattr(stored_array, "SLICE_BYTES", 16)
         read: list[int] = []
         model = spread(axes)
         set_to_numbers(model)
@@ -299,7 +299,7 @@ class TestFiles:
     def test_an_error_in_the_middle_of_a_weight_leaves_nobody_waiting(
         self, axes: Mapping[str, int], side: str, shared: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(flat_ranges, "SLICE_BYTES", 16)
+        monkeypatch.setattr(stored_array, "SLICE_BYTES", 16)
         model = spread(axes)
         path = shared / "model.weights.h5"
         model.save_weights(path)

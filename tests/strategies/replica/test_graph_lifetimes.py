@@ -14,7 +14,7 @@ import tensorflow as tf
 import keras_ext
 import strategies
 from strategies._tf_internals import gradient_registry
-from strategies.replica.python_functions import host_callback
+from strategies.replica.graph_lifetimes import host_callback
 from tests.strategies.parity.harness import features
 
 

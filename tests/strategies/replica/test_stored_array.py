@@ -1,13 +1,14 @@
-"""Arrays in files: the items that are read, and their use as NumPy arrays."""
+"""Arrays in files: the items that are read, and their use as NumPy arrays; ranges as boxes, with each item once."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
+import pytest
 import tensorflow as tf
 
-from strategies.replica.stored_array import StoredArray
+from strategies.replica.stored_array import SLICE_BYTES, StoredArray, boxes, ranges
 
 
 class Dataset:
@@ -54,3 +55,36 @@ def test_to_others_it_is_an_array() -> None:
 def test_a_number_is_one_too() -> None:
     stored = StoredArray(Dataset(np.asarray(3)))
     assert (stored.shape, stored.flat(0, 1).tolist(), int(np.asarray(stored))) == ((), [3], 3)
+
+
+def test_ranges_are_equal_and_no_larger_than_a_slice() -> None:
+    step = SLICE_BYTES // 4
+    assert list(ranges(10, 4)) == [(0, 10)]
+    assert list(ranges(2 * step, 4)) == [(0, step), (step, 2 * step)]
+    third = 7 * step // 8
+    assert list(ranges(3 * third, 4)) == [(0, third), (third, 2 * third), (2 * third, 3 * third)]
+    assert list(ranges(0, 4)) == []
+
+
+def test_what_has_no_equal_ranges_has_a_shorter_one() -> None:
+    step, prime = SLICE_BYTES // 4, 2_750_159
+    assert list(ranges(prime, 4)) == [(0, step), (step, 2 * step), (2 * step, prime)]
+
+
+def test_boxes_of_a_table() -> None:
+    assert list(boxes((2, 3), 1, 6)) == [(slice(0, 1), slice(1, 3)), (slice(1, 2), slice(0, 3))]
+    assert list(boxes((4, 3), 0, 9)) == [(slice(0, 3), slice(0, 3))]
+    assert list(boxes((), 0, 1)) == [()]
+
+
+@pytest.mark.parametrize("shape", [(24,), (4, 6), (1, 24), (2, 3, 4), (2, 1, 3, 4), (24, 1)])
+@pytest.mark.parametrize("step", [1, 5, 7, 24])
+def test_boxes_hold_every_item_once_in_order(shape: tuple[int, ...], step: int) -> None:
+    array = np.arange(24).reshape(shape)
+    found = [
+        item
+        for begin in range(0, 24, step)
+        for box in boxes(shape, begin, min(begin + step, 24))
+        for item in array[box].reshape(-1).tolist()
+    ]
+    assert found == list(range(24))
