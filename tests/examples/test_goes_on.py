@@ -62,7 +62,7 @@ def _kill_when(checkpoint: Path, folder: Path, command: list[str], seconds_later
 
 
 def _wait_for(path: Path, programs: Programs) -> None:
-    end = time.monotonic() + 120
+    end = time.monotonic() + 240
     while not path.exists():
         assert time.monotonic() < end, programs.output()
         assert programs.running(), programs.output()
