@@ -35,7 +35,7 @@ class _Turns(Signals):
 
 if __name__ == "__main__":
     _Turns._folder = Path(sys.argv[1])
-    agent.Signals = _Turns  # type: ignore[misc]
+    agent.__dict__["Signals"] = _Turns
     for module in (agent, links, processes, stopwatch):
-        module.time = _clock  # type: ignore[attr-defined]
+        module.__dict__["time"] = _clock
     sys.exit(launch.main(sys.argv[2:]))

@@ -174,13 +174,13 @@ def clocked_nodes(path: str, *flags: str) -> contextlib.AbstractContextManager[l
 def _nodes(kind: type[Launcher], path: str, flags: Sequence[str], sizes: Sequence[int]) -> Iterator[list[Launcher]]:
     [port] = free_ports(1)
     place = ["--nnodes", str(len(sizes)), "--master-addr", "127.0.0.1", "--master-port", str(port)]
+    launchers: list[Launcher] = []
     with contextlib.ExitStack() as stack:
-        yield [
-            stack.enter_context(
-                kind("--node-rank", str(rank), "--nproc-per-node", str(size), *place, "--no-pin", *flags, path)
-            )
-            for rank, size in enumerate(sizes)
-        ]
+        for rank, size in enumerate(sizes):
+            own = ["--node-rank", str(rank), "--nproc-per-node", str(size)]
+            launchers.append(kind(*own, *place, "--no-pin", *flags, path))
+            stack.enter_context(launchers[-1])
+        yield launchers
 
 
 def ready(launchers: Sequence[Running], sizes: Sequence[int] = (1, 2)) -> dict[int, int]:

@@ -19,7 +19,7 @@ from strategies import doctor
 from tests.processes import ROOT, Programs, cluster_environments, horovodrun, launcher, python
 from tests.strategies.launching import OURS, wait_until_gone
 
-LIMIT_SECONDS = 200
+LIMIT_SECONDS = 400
 DOCTOR = ["-m", "strategies.doctor"]
 
 
