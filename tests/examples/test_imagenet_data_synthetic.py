@@ -86,7 +86,7 @@ def test_classes_differ_more_than_their_images() -> None:
 def test_processes_that_call_at_once_make_one_set(tmp_path: Path) -> None:
     command = [sys.executable, "-c", MAKE, str(EXAMPLES), str(tmp_path / "set"), "20"]
     with Programs(tmp_path, [command] * 3) as programs:
-        codes = programs.wait(60)
+        codes = programs.wait(200)
         output = programs.output()
     assert codes == [0, 0, 0], output
     assert output.count("data: made 400 synthetic images") == 1
