@@ -20,6 +20,9 @@ class Clock:
     def monotonic(self) -> float:
         return self.seconds
 
+    def process_time(self) -> float:
+        return 0.0
+
     def monotonic_ns(self) -> int:
         return time.monotonic_ns()
 

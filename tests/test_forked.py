@@ -15,7 +15,7 @@ import pytest
 
 from tests.processes import python
 
-LIMIT_SECONDS = 60
+LIMIT_SECONDS = 200
 TELLS = """
 import json, os, sys
 import tensorflow as tf

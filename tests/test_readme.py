@@ -42,7 +42,7 @@ def test_snippet_runs_and_prints_what_it_says(snippet: tuple[str, str], tmp_path
     code, printed = snippet
     environment = os.environ | {"PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"}
     done = subprocess.run(
-        python("-c", code), cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
+        python("-c", code), cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=250
     )
     assert done.returncode == 0, done.stderr
     if printed:

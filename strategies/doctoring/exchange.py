@@ -29,11 +29,15 @@ def exchange(cluster: Cluster, report: Report, flags: argparse.Namespace) -> Non
     command += ["--max-mb", str(flags.max_mb), "--timeout-seconds", str(seconds)]
     if flags.mesh:
         command += ["--mesh", ",".join(f"{axis}={size}" for axis, size in flags.mesh.items())]
-    # If a launcher terminates this process, end the child, too.
-    signal.signal(signal.SIGTERM, lambda signum, _: sys.exit(128 + signum))
+    # If a launcher terminates this process, end the child, too: also if the child is just starting.
+    asked: list[int] = []
+    signal.signal(signal.SIGTERM, lambda signum, _: asked.append(signum))
     silent: dict[str, str] | None = None
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True) as child:
         try:
+            signal.signal(signal.SIGTERM, lambda signum, _: sys.exit(128 + signum))
+            if asked:
+                sys.exit(128 + asked[0])
             output, _ = child.communicate(timeout=seconds)
         except subprocess.TimeoutExpired:
             others = [address for rank, address in enumerate(cluster.addresses) if rank != cluster.rank]

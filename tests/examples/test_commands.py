@@ -157,7 +157,7 @@ def refusals(program: str, lines: Sequence[Sequence[str]]) -> list[str]:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=250,
     )
     assert done.returncode == 0, done.stderr
     return [json.loads(line[5:]) for line in done.stdout.splitlines() if line.startswith("said ")]

@@ -178,5 +178,5 @@ def test_every_option_has_a_flag_with_its_default(example: str, module: str) -> 
         "print([field.name for field in fields if flags.FLAGS[field.name].default != field.default], len(fields) > 9)"
     )
     command = python("-c", program)
-    done = subprocess.run(command, cwd=EXAMPLES.parent, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, cwd=EXAMPLES.parent, capture_output=True, text=True, timeout=250, check=False)
     assert done.stdout == "[] True\n", done.stderr

@@ -62,7 +62,7 @@ def test_the_command_line_trains_saves_and_goes_on(tmp_path: Path) -> None:
     flags += ["--num_experts=4", "--epochs=2", "--steps_per_epoch=3", "--sample_length=8", "--temperature=0"]
     flags += [f"--data_file={tmp_path / 'text'}", "--verbose=0"]
     several = [*flags, f"--run_dir={folder}", "--mesh=expert=2", f"--save={saved}"]
-    done = subprocess.run(python(str(MAIN), *several), cwd=EXAMPLES.parent, capture_output=True, text=True, timeout=180)
+    done = subprocess.run(python(str(MAIN), *several), cwd=EXAMPLES.parent, capture_output=True, text=True, timeout=250)
     assert done.returncode == 0, done.stderr
     assert "devices=2" in done.stdout.splitlines()[-1]
     # TensorBoard has the load in training and validation, and the share of each expert.

@@ -33,7 +33,7 @@ def test_two_processes_train_on_byte_pairs(tmp_path: Path) -> None:
     launch = ["-m", "strategies.launch", "--nproc-per-node", "2"]
     files = [f"--data_file={tmp_path / 'text'}", f"--run_dir={folder}"]
     with Programs(tmp_path, [[sys.executable, *launch, str(MAIN), *flags.split(), *files]]) as programs:
-        codes = programs.wait(200)
+        codes = programs.wait(250)
         output = programs.output(20000)
     assert codes == [0], output
     assert re.search(r"\[0\] sample:\n\[0\] Pet", output)

@@ -108,7 +108,7 @@ def test_trains_saves_and_goes_on(launched_by: str, mesh: str, tmp_path: Path) -
 
     # The file is a plain Keras file, with the weights of one device.
     done = subprocess.run(
-        python("-c", COMPARES_ALONE, one, several), cwd=tmp_path, capture_output=True, text=True, timeout=120
+        python("-c", COMPARES_ALONE, one, several), cwd=tmp_path, capture_output=True, text=True, timeout=250
     )
     assert done.stdout.endswith("['keras']\n"), done.stderr
 

@@ -66,7 +66,7 @@ def test_two_processes_train_as_one_does(strategy: str, tmp_path: Path) -> None:
     if strategy == "multi_worker":
         command = launcher(2, program)
     with Programs(tmp_path, [command], [{"KERAS_HOME": str(tmp_path / "keras")}]) as programs:
-        codes = programs.wait(200)
+        codes = programs.wait(250)
         output = programs.output(20000)
     assert codes == [0], output
     assert output.count("result test_accuracy=") == 1

@@ -12,7 +12,7 @@ from tests.examples import EXAMPLES
 from tests.processes import Programs, horovodrun, launcher, python
 
 PORTS = EXAMPLES / "ports"
-LIMIT_SECONDS = 200
+LIMIT_SECONDS = 400
 
 pytestmark = pytest.mark.timeout(LIMIT_SECONDS + 60)
 

@@ -185,7 +185,7 @@ def test_two_processes_train_on_a_folder(strategy: str, few: ratings.Ratings, tm
     if strategy == "multi_worker":
         command = launcher(2, program)
     with Programs(tmp_path, [command]) as programs:
-        codes = programs.wait(200)
+        codes = programs.wait(250)
         output = programs.output(20000)
     assert codes == [0], output
     assert output.count("result val_auc=") == 1

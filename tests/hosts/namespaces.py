@@ -18,7 +18,7 @@ import psutil
 _PREFIX = "keras-strategies-"
 # Files in a folder with the namespace's name here replace files of /etc in the namespace.
 _ETC = Path("/etc/netns")
-_LIMIT_SECONDS = 20.0
+_LIMIT_SECONDS = 60.0
 
 
 def why_not() -> str | None:

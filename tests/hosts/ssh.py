@@ -12,7 +12,7 @@ from pathlib import Path
 from tests.hosts.namespaces import path_of
 
 PORT = 2222
-_LIMIT_SECONDS = 20.0
+_LIMIT_SECONDS = 60.0
 
 
 class Keys:

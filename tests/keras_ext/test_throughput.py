@@ -5,8 +5,6 @@ from __future__ import annotations
 import csv
 import math
 import re
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -170,18 +168,18 @@ def test_a_step_traced_before_is_not_said_to_wait_for_nothing() -> None:
     assert "waiting_communication" in model.fit(X, X[:, :1], batch_size=8, verbose=0, callbacks=[callback]).history
 
 
-def test_waiting_for_input_is_seen() -> None:
-    def slowly() -> Iterator[Any]:
-        for _ in range(6):
-            time.sleep(0.15)
-            yield X[:8], X[:8, :1]
+def test_waiting_for_input_is_seen(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    waited = 0.0
 
-    spec = (tf.TensorSpec([8, 4]), tf.TensorSpec([8, 1]))
-    dataset = tf.data.Dataset.from_generator(slowly, output_signature=spec)
-    dataset = dataset.apply(tf.data.experimental.assert_cardinality(6))
+    class Waits(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+            nonlocal waited
+            clock.now += 0.5
+            waited += 0.375
+
+    monkeypatch.setattr(strategies, "seconds_waited", lambda strategy: strategies.SecondsWaited(waited, None))
     callback = Throughput(8)
-    # In the first epoch, batches arrive while the step is traced.
-    logs = make(mirrored()).fit(dataset, epochs=2, verbose=0, shuffle=False, callbacks=[callback]).history
-    assert logs["waiting_input"][1] > 0.4
-    assert callback.input_share is not None
-    assert 0 < callback.input_share <= 1
+    model = make(mirrored())
+    logs = model.fit(X, X[:, :1], batch_size=8, epochs=2, verbose=0, callbacks=[callback, Waits()]).history
+    assert logs["waiting_input"] == [0.75, 0.75]
+    assert callback.input_share == 0.75

@@ -4,6 +4,7 @@ import contextlib
 import os
 import re
 import select
+import signal
 import socket
 import subprocess
 import sys
@@ -11,14 +12,16 @@ import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Self
+from typing import Self, TypeVar
 
 import psutil
 
 from tests.processes import free_ports
+from tests.strategies import clocked_launch
 
 LAUNCHER = [sys.executable, "-m", "strategies.launch"]
 TIMEOUT_SECONDS = 120
+Launcher = TypeVar("Launcher", bound="Running")
 # Variables that a test run inherits from another launcher or from a shell must not affect the tests.
 OURS = re.compile(
     r"TF_CONFIG|TF_NUM_|OMP_NUM_|PYTHONUNBUFFERED|HOROVOD_|OMPI_|(LOCAL_|GROUP_)?RANK|.*WORLD_SIZE|MASTER_|TORCHELASTIC_|STRATEGIES_TRACEBACK_DIR"
@@ -56,7 +59,7 @@ class Running:
         self._temporary = tempfile.TemporaryDirectory()
         self.process = subprocess.Popen(
             # A shell without job control starts background commands, perhaps this test run, with SIGINT ignored.
-            ["env", "--default-signal=INT", *LAUNCHER, *arguments],
+            ["env", "--default-signal=INT", *self._command(), *arguments],
             env=ENVIRONMENT | {"TMPDIR": self._temporary.name},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -65,6 +68,9 @@ class Running:
         assert self.process.stderr is not None
         os.set_blocking(self.process.stderr.fileno(), False)
         self.stderr = b""
+
+    def _command(self) -> list[str]:
+        return LAUNCHER
 
     def __enter__(self) -> Self:
         return self
@@ -101,9 +107,52 @@ class Running:
         return self.process.returncode, stdout, self.stderr + stderr
 
 
+class Clocked(Running):
+    """A running launcher whose time passes only by `advance`; see `clocked_launch`."""
+
+    def _command(self) -> list[str]:
+        self._seconds, self._num_moves = 0.0, 0
+        self._write_time()
+        Path(self._temporary.name, clocked_launch.TURNED).touch()
+        return [sys.executable, "-m", "tests.strategies.clocked_launch", self._temporary.name]
+
+    def _write_time(self) -> str:
+        text = f"{self._seconds} {self._num_moves}"
+        path = Path(self._temporary.name, clocked_launch.TIME)
+        path.with_suffix(".part").write_text(text)
+        path.with_suffix(".part").replace(path)
+        return text
+
+    def move(self, seconds: float) -> str:
+        """Moves the clock, for the launcher's next turn; returns the new text of the file."""
+        self._seconds, self._num_moves = self._seconds + seconds, self._num_moves + 1
+        text = self._write_time()
+        # The launcher expects this signal, and looks at its processes.
+        self.process.send_signal(signal.SIGCHLD)
+        return text
+
+    def advance(self, seconds: float) -> None:
+        """Moves the clock, and returns when the launcher has done a whole turn with the new time, or has ended.
+
+        By 0 seconds: returns when the launcher has handled everything that had happened before.
+        """
+        text, turned = self.move(seconds), Path(self._temporary.name, clocked_launch.TURNED)
+        deadline = time.monotonic() + TIMEOUT_SECONDS
+        while self.process.poll() is None and turned.read_text() != text:
+            assert time.monotonic() < deadline, self.stderr
+            time.sleep(0.002)
+
+    def advance_to_end(self, seconds: float) -> None:
+        """Moves the clock in steps of some seconds until the launcher ends."""
+        deadline = time.monotonic() + TIMEOUT_SECONDS
+        while self.process.poll() is None:
+            assert time.monotonic() < deadline, self.stderr
+            self.advance(seconds)
+
+
 def wait_until_gone(pids: Iterable[int]) -> None:
     """Returns when none of the processes runs any more."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + TIMEOUT_SECONDS
     for pid in pids:
         with contextlib.suppress(psutil.NoSuchProcess):
             while psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
@@ -111,18 +160,27 @@ def wait_until_gone(pids: Iterable[int]) -> None:
                 time.sleep(0.02)
 
 
-@contextlib.contextmanager
-def nodes(path: str, *flags: str, sizes: Sequence[int] = (1, 2)) -> Iterator[list[Running]]:
+def nodes(path: str, *flags: str, sizes: Sequence[int] = (1, 2)) -> contextlib.AbstractContextManager[list[Running]]:
     """Context manager: the launchers of a job, one for each number of processes."""
+    return _nodes(Running, path, flags, sizes)
+
+
+def clocked_nodes(path: str, *flags: str) -> contextlib.AbstractContextManager[list[Clocked]]:
+    """Context manager: two launchers of a job whose time passes only by `advance`."""
+    return _nodes(Clocked, path, flags, (1, 2))
+
+
+@contextlib.contextmanager
+def _nodes(kind: type[Launcher], path: str, flags: Sequence[str], sizes: Sequence[int]) -> Iterator[list[Launcher]]:
     [port] = free_ports(1)
     place = ["--nnodes", str(len(sizes)), "--master-addr", "127.0.0.1", "--master-port", str(port)]
+    launchers: list[Launcher] = []
     with contextlib.ExitStack() as stack:
-        yield [
-            stack.enter_context(
-                Running("--node-rank", str(rank), "--nproc-per-node", str(size), *place, "--no-pin", *flags, path)
-            )
-            for rank, size in enumerate(sizes)
-        ]
+        for rank, size in enumerate(sizes):
+            own = ["--node-rank", str(rank), "--nproc-per-node", str(size)]
+            launchers.append(kind(*own, *place, "--no-pin", *flags, path))
+            stack.enter_context(launchers[-1])
+        yield launchers
 
 
 def ready(launchers: Sequence[Running], sizes: Sequence[int] = (1, 2)) -> dict[int, int]:

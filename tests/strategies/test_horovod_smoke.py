@@ -33,6 +33,8 @@ def run_to_the_end(command: list[str], timeout_seconds: float) -> tuple[int | No
         output, _ = process.communicate(timeout=timeout_seconds)
         status = process.returncode
     except subprocess.TimeoutExpired:
+        # It starts no more processes while they are listed.
+        os.killpg(process.pid, signal.SIGSTOP)
         family = psutil.Process(process.pid).children(recursive=True)
         os.killpg(process.pid, signal.SIGKILL)
         for member in family:

@@ -191,18 +191,19 @@ class TestProcesses:
         with install_horovod._locked(tmp_path):
             thread = threading.Thread(target=second, daemon=True)
             thread.start()
-            thread.join(timeout=0.3)
+            while "waiting for it" not in capsys.readouterr().out:
+                thread.join(timeout=0.01)
+                assert thread.is_alive()
             order.append("first")
-        thread.join(timeout=30)
+        thread.join(timeout=100)
         assert order == ["first", "second"]
-        assert "waiting for it" in capsys.readouterr().out
 
     def test_what_a_command_leaves_running_ends_with_it(self, tmp_path: Path) -> None:
         child = tmp_path / "child"
         command = ["sh", "-c", f"sleep 1000 & echo $! > {child}; exit 3"]
         assert install_horovod._run(command, os.environ, tmp_path / "log") == 3
         # The killed child belongs to init now, which reaps it at some later time.
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 100
         with contextlib.suppress(psutil.NoSuchProcess):
             while psutil.Process(int(child.read_text())).status() != psutil.STATUS_ZOMBIE:
                 assert time.monotonic() < deadline

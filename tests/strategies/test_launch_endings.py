@@ -10,19 +10,23 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.strategies.launching import READY, TIMEOUT_SECONDS, Running, launched, wait_until_gone, written
+from tests.strategies.launching import READY, TIMEOUT_SECONDS, Clocked, Running, wait_until_gone, written
 
 
 def test_one_that_ends_early_is_not_missed(tmp_path: Path) -> None:
-    code = "import os, time\nif os.environ['RANK'] != '0': time.sleep(0.5)\nprint('end')"
-    done = launched("--nproc-per-node", "3", written(tmp_path, code))
-    assert (done.returncode, done.stderr) == (0, b"")
-    assert sorted(done.stdout.splitlines()) == [b"[0] end", b"[1] end", b"[2] end"]
+    go = tmp_path / "go"
+    code = (
+        READY + f"while os.environ['RANK'] != '0' and not os.path.exists({str(go)!r}): time.sleep(0.01)\nprint('end')"
+    )
+    with Running("--nproc-per-node", "3", written(tmp_path, code)) as launcher:
+        wait_until_gone([launcher.ready(3)[0]])
+        go.touch()
+        status, stdout, _ = launcher.end()
+    assert status == 0
+    assert sorted(stdout.splitlines()) == [b"[0] end", b"[1] end", b"[2] end"]
 
 
 def test_one_that_fails_ends_the_others_and_has_the_last_word(tmp_path: Path) -> None:
-    # The number of seconds, odd on purpose, identifies processes that are left behind.
-    mark = f"1000.{os.getpid()}"
     go = tmp_path / "go"
     code = f"""
 import os, pathlib, signal, subprocess, sys, time
@@ -33,18 +37,19 @@ if os.environ["RANK"] == "1":
         time.sleep(0.01)
     raise SystemExit("the reason")
 signal.signal(signal.SIGTERM, lambda *_: None if os.environ["RANK"] == "0" else sys.exit(4))
-subprocess.Popen(["sleep", "{mark}"])
+print("sleeping", subprocess.Popen(["sleep", "1000"]).pid, file=sys.stderr)
 print("ready", os.getpid(), file=sys.stderr)
 while True:
-    time.sleep(0.1)
+    time.sleep(0.01)
 """
-    with Running("--nproc-per-node", "3", "--grace-seconds", "1", written(tmp_path, code)) as launcher:
-        launcher.ready(2)
-        sleeping = [
-            process.pid for process in psutil.process_iter(["cmdline"]) if mark in (process.info["cmdline"] or ())
-        ]
-        assert len(sleeping) == 2
+    with Clocked("--nproc-per-node", "3", "--grace-seconds", "100", written(tmp_path, code)) as launcher:
+        pids = launcher.ready(2)
+        sleeping = [int(line.split()[-1]) for line in launcher.wait_for(b"] sleeping ", 2)]
         go.touch()
+        wait_until_gone([pids[2]])
+        launcher.advance(99)
+        assert psutil.pid_exists(pids[0])
+        launcher.advance(1)
         status, _, stderr = launcher.end()
 
     wait_until_gone(sleeping)
@@ -95,9 +100,9 @@ for signum in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
     signal.signal(signum, say)
 print("ready", os.getpid(), file=sys.stderr)
 while True:
-    time.sleep(0.1)
+    time.sleep(0.01)
 """
-    with Running("--nproc-per-node", "2", written(tmp_path, code)) as launcher:
+    with Running("--nproc-per-node", "2", "--grace-seconds", "1000", written(tmp_path, code)) as launcher:
         launcher.ready(2)
         for signum in (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM):
             launcher.process.send_signal(signum)
@@ -108,26 +113,38 @@ while True:
         assert stderr.endswith(b"\nstrategies.launch: ended by SIGTERM (15).\n")
 
 
+def stop(pid: int) -> None:
+    """Stops a process; returns when it stands still."""
+    os.kill(pid, signal.SIGSTOP)
+    deadline = time.monotonic() + TIMEOUT_SECONDS
+    while psutil.Process(pid).status() != psutil.STATUS_STOPPED:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 def test_stopped_ranks_that_nobody_could_miss_end_the_job(tmp_path: Path) -> None:
     """Ranks may stay stopped while another rank runs, and while the launcher is stopped with its job."""
     go = tmp_path / "go"
-    code = (
-        READY
-        + f"import pathlib\nwhile os.environ['RANK'] != '1' or not pathlib.Path({str(go)!r}).exists(): time.sleep(0.1)"
-    )
-    with Running("--nproc-per-node", "3", "--node-timeout", "5", written(tmp_path, code)) as launcher:
+    code = READY + f"while os.environ['RANK'] != '1' or not os.path.exists({str(go)!r}): time.sleep(0.01)"
+    with Clocked("--nproc-per-node", "3", "--node-timeout", "5", written(tmp_path, code)) as launcher:
         pids = launcher.ready(3)
         for rank in (0, 2):
-            os.kill(pids[rank], signal.SIGSTOP)
-        time.sleep(6)
+            stop(pids[rank])
+        for _ in range(6):
+            launcher.advance(1)
         go.touch()
         wait_until_gone([pids[1]])
-        launcher.process.send_signal(signal.SIGSTOP)
-        time.sleep(6)
+        launcher.advance(0)
+        stop(launcher.process.pid)
+        launcher.move(1000)
         launcher.process.send_signal(signal.SIGCONT)
-        time.sleep(1)
+        for _ in range(2):
+            launcher.advance(1)
         assert launcher.process.poll() is None
         assert all(psutil.Process(pids[rank]).status() == psutil.STATUS_STOPPED for rank in (0, 2))
+        launcher.advance(1)
+        # They are told to end, and killed after a while: stopped ones do not end by themselves.
+        launcher.advance_to_end(5)
         status, _, stderr = launcher.end()
 
     wait_until_gone(pids.values())
@@ -141,13 +158,14 @@ def test_stopped_ranks_that_nobody_could_miss_end_the_job(tmp_path: Path) -> Non
 
 def test_a_second_signal_kills(tmp_path: Path) -> None:
     deaf = "import signal\nfor s in (2, 15): signal.signal(s, signal.SIG_IGN)\n" + READY + "time.sleep(1000)"
-    with Running("--nproc-per-node", "2", "--grace-seconds", "1000", written(tmp_path, deaf)) as launcher:
+    with Clocked("--nproc-per-node", "2", "--grace-seconds", "1000", written(tmp_path, deaf)) as launcher:
         pids = launcher.ready(2)
         # Two signals at once are one request: timeout(1) and some wrappers send them.
         launcher.process.send_signal(signal.SIGINT)
         launcher.process.send_signal(signal.SIGTERM)
         (said,) = launcher.wait_for(b"; waiting up to 1000 s for 2 processes to end.")
-        time.sleep(1.5)
+        launcher.advance(0)
+        launcher.advance(999)
         assert all(psutil.pid_exists(pid) for pid in pids.values())
         assert launcher.process.poll() is None
 

@@ -92,15 +92,19 @@ def test_is_one_for_all_restarts_and_goes_with_success(temporary: Path, tmp_path
     assert b"tracebacks" not in done.stderr
 
 
-# Imitates a program under our strategies whose rank 1 leaves: rank 0 records the reason and fails.
+# Imitates a program under our strategies whose rank 1 leaves: rank 0 sees that, records the reason and fails.
 GIVES_A_REASON = """
-import os, sys, time
+import os, pathlib, sys, time
 from strategies.topology import rank_end
 rank = int(os.environ["RANK"])
-if rank == 1:
-    sys.exit(0)
-time.sleep(0.5)
 restart = os.environ["TORCHELASTIC_RESTART_COUNT"]
+here = pathlib.Path(__file__ + restart)
+if rank == 1:
+    here.with_suffix(".part").write_text(str(os.getpid()))
+    here.with_suffix(".part").replace(here)
+    sys.exit(0)
+while not here.exists() or ") Z " not in pathlib.Path("/proc", here.read_text(), "stat").read_text():
+    time.sleep(0.01)
 if restart == "0":
     rank_end.leave_reason(rank, "Rank 1 called sys.exit(0),\\nin round " + restart)
 sys.exit(3)

@@ -4,20 +4,24 @@ import contextlib
 import os
 import re
 import socket
+import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from strategies import control_plane
 from strategies.control_plane.channel import MAX_MESSAGE_BYTES
+from strategies.launching import endpoint as endpoints
 from strategies.launching.coordinator import Policy
 from strategies.launching.endpoint import Endpoint
 from strategies.launching.messages import Node
 from strategies.launching.nodes import Rendezvous, announcement, rendezvous
 from strategies.launching.ports import LaunchError
+from tests.clock import Clock
 from tests.processes import free_ports
 
 LOOPBACK = "127.0.0.1"
@@ -45,7 +49,7 @@ def node(rank: int, num_nodes: int) -> Node:
     return announcement(rank, num_nodes, tuple(range(100 * rank + 1, 101 * rank + 2)), "" if rank else LOOPBACK)
 
 
-def endpoint(port: int, seconds: float = 30.0, host: str = LOOPBACK, notice_seconds: float = 10.0) -> Endpoint:
+def endpoint(port: int, seconds: float = 100.0, host: str = LOOPBACK, notice_seconds: float = 10.0) -> Endpoint:
     return Endpoint(host, port, seconds, notice_seconds)
 
 
@@ -59,13 +63,13 @@ def close(found: Rendezvous) -> None:
 
 
 def message_of(meeting: Meeting) -> str:
-    error = meeting.exception(timeout=60)
+    error = meeting.exception(timeout=100)
     assert isinstance(error, LaunchError)
     return str(error)
 
 
 def connected(port: int) -> socket.socket:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while True:
         try:
             return socket.create_connection((LOOPBACK, port), timeout=30)
@@ -87,7 +91,7 @@ def test_all_arrive_whatever_else_knocks(pool: ThreadPoolExecutor, port: int) ->
             assert guest.recv(1) == b""
     with connected(port):
         meetings.insert(1, comes(pool, 1, 3, endpoint(port)))
-        found = [meeting.result(timeout=60) for meeting in meetings]
+        found = [meeting.result(timeout=100) for meeting in meetings]
     assert sorted(found[0].nodes) == [0, 1, 2]
     assert [sorted(each.links) for each in found] == [[1, 2], [0], [0]]
     assert found[0].nodes[2].addresses == ("127.0.0.1:201", "127.0.0.1:202", "127.0.0.1:203")
@@ -96,31 +100,65 @@ def test_all_arrive_whatever_else_knocks(pool: ThreadPoolExecutor, port: int) ->
         close(each)
 
 
-def test_the_missing_are_named_everywhere(pool: ThreadPoolExecutor, port: int) -> None:
-    for meeting in [comes(pool, rank, 4, endpoint(port, 1.0)) for rank in (0, 2)]:
-        expected = f"Of 4 nodes, these did not connect to {LOOPBACK}:{port} within 1 s: node 1, 3."
+def until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """Returns the clock of all countdowns and of the waits for answers."""
+    clock = Clock()
+    monkeypatch.setattr(control_plane.rendezvous, "time", clock)
+    return clock
+
+
+def test_the_missing_are_named_everywhere(pool: ThreadPoolExecutor, port: int, clock: Clock) -> None:
+    logged: list[str] = []
+    # The wait of a node has this step in real time, too.
+    at = endpoint(port, 1000.0, notice_seconds=0.05)
+    meetings = [pool.submit(rendezvous, node(rank, 4), at, log=logged.append) for rank in (0, 2)]
+
+    def all_are_there() -> bool:
+        clock.sleep(0.05)
+        return any(line.endswith(f" at {LOOPBACK}:{port} for node 1, 3.") for line in logged)
+
+    until(all_are_there)
+    clock.seconds = 1000.5
+    for meeting in meetings:
+        expected = f"Of 4 nodes, these did not connect to {LOOPBACK}:{port} within 1000 s: node 1, 3."
         assert expected in message_of(meeting)
 
 
 def test_a_missing_node_0(pool: ThreadPoolExecutor, port: int) -> None:
-    message = message_of(comes(pool, 1, 2, endpoint(port, 0.5)))
-    assert f"Node 1 did not reach node 0 at {LOOPBACK}:{port} within 0.5 s: " in message
+    message = message_of(comes(pool, 1, 2, endpoint(port, 0.2)))
+    assert f"Node 1 did not reach node 0 at {LOOPBACK}:{port} within 0.2 s: " in message
     assert "refused" in message
 
 
-def test_the_wait_is_logged(pool: ThreadPoolExecutor, port: int) -> None:
+def test_the_wait_is_logged(pool: ThreadPoolExecutor, port: int, clock: Clock) -> None:
     logged: dict[int, list[str]] = {0: [], 1: []}
-    at = endpoint(port, 3.0, notice_seconds=0.5)
-    second = pool.submit(rendezvous, node(1, 3), at, log=logged[1].append)
-    time.sleep(0.8)
-    first = pool.submit(rendezvous, node(0, 3), at, log=logged[0].append)
-    assert message_of(first) == message_of(second)
+    at = endpoint(port, 1000.0, notice_seconds=0.05)
     own = re.escape(f"({socket.gethostname()})")
-    alone = rf"node 1 {own} has waited \d s of 3 s for node 0 at {LOOPBACK}:{port}: Connection refused\."
+    alone = rf"node 1 {own} has waited \d+ s of 1000 s for node 0 at {LOOPBACK}:{port}: Connection refused\."
+    both = rf"node 0 {own} has waited \d+ s of 1000 s at {LOOPBACK}:{port} for node 2\."
+
+    def is_logged(rank: int, pattern: str) -> bool:
+        clock.sleep(0.05)
+        return any(re.fullmatch(pattern, line) for line in logged[rank])
+
+    second = pool.submit(rendezvous, node(1, 3), at, log=logged[1].append)
+    until(lambda: is_logged(1, alone))
+    first = pool.submit(rendezvous, node(0, 3), at, log=logged[0].append)
+    until(lambda: is_logged(1, both))
+    clock.seconds = 1001.0
+    assert message_of(first) == message_of(second)
     together = [line for line in logged[1] if not re.fullmatch(alone, line)]
     assert 0 < len(together) < len(logged[1])
     assert together == logged[0][-len(together) :]
-    assert re.fullmatch(rf"node 0 {own} has waited \d s of 3 s at {LOOPBACK}:{port} for node 2\.", together[-1])
+    assert re.fullmatch(both, together[-1])
 
 
 @pytest.mark.parametrize(
@@ -158,22 +196,22 @@ def test_a_node_started_again_takes_its_place(pool: ThreadPoolExecutor, port: in
     with connected(port) as guest:
         guest.sendall(NODE_1_OF_3)
     others = [comes(pool, rank, 3, endpoint(port)) for rank in (1, 2)]
-    found = [meeting.result(timeout=60) for meeting in (first, *others)]
+    found = [meeting.result(timeout=100) for meeting in (first, *others)]
     assert found[0].nodes[1].host == LOOPBACK
     for each in found:
         close(each)
 
 
 class TestTwoNodesZero:
-    def test_on_one_host(self, pool: ThreadPoolExecutor, port: int) -> None:
-        first = comes(pool, 0, 2, endpoint(port))
+    def test_on_one_host(self, pool: ThreadPoolExecutor, port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        # The first answers; neither waits for its time to be over.
+        monkeypatch.setattr(endpoints, "_ANSWER_SECONDS", 1000.0)
+        first = comes(pool, 0, 2, endpoint(port, 1000.0))
         connected(port).close()
-        start = time.monotonic()
-        second = comes(pool, 0, 2, endpoint(port))
+        second = comes(pool, 0, 2, endpoint(port, 1000.0))
         own = re.escape(f"{socket.gethostname()} (address {LOOPBACK}, pid {os.getpid()})")
         for meeting in (first, second):
             assert re.search(f"Two nodes, at {own} and at {own}, were started with --node-rank 0.", message_of(meeting))
-        assert time.monotonic() - start < 2.0
 
     @pytest.mark.parametrize("first_is_late", [False, True])
     def test_on_two_hosts(
@@ -190,22 +228,34 @@ class TestTwoNodesZero:
         meetings = []
         for at in (there, here) if first_is_late else (here, there):
             meetings.append(comes(pool, 0, 2, at))
-            time.sleep(0.3)
+            connected(at.port).close()
         for meeting in meetings:
             assert "were started with --node-rank 0" in message_of(meeting)
 
-    def test_one_that_reaches_itself_goes_on(self, pool: ThreadPoolExecutor, port: int) -> None:
-        at = endpoint(port, host="localhost")
+    def test_one_that_reaches_itself_goes_on(
+        self, pool: ThreadPoolExecutor, port: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        at, has_reached, close_probe = endpoint(port, host="localhost"), threading.Event(), endpoints.Probe.close
+
+        def closed(probe: endpoints.Probe) -> None:
+            close_probe(probe)
+            has_reached.set()
+
+        monkeypatch.setattr(endpoints.Probe, "close", closed)
         first = comes(pool, 0, 2, at)
-        time.sleep(0.5)
-        found = [meeting.result(timeout=60) for meeting in (first, comes(pool, 1, 2, endpoint(port)))]
+        assert has_reached.wait(60)
+        assert not first.done()
+        found = [meeting.result(timeout=100) for meeting in (first, comes(pool, 1, 2, endpoint(port)))]
         assert sorted(found[0].nodes) == [0, 1]
         for each in found:
             close(each)
 
 
 @pytest.mark.parametrize("talks", [False, True])
-def test_a_port_in_use_is_named_with_its_holder(talks: bool, port: int, pool: ThreadPoolExecutor) -> None:
+def test_a_port_in_use_is_named_with_its_holder(
+    talks: bool, port: int, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(endpoints, "_ANSWER_SECONDS", 0.2)
     with socket.create_server((LOOPBACK, port)) as listener:
         if talks:
             pool.submit(lambda: listener.accept()[0].close())

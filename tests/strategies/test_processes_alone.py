@@ -92,6 +92,6 @@ def test_without_horovod_the_rest_works_and_the_strategy_says_how_to_get_it() ->
         env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=250,
     )
     assert "python -m strategies.install_horovod" in done.stdout, done.stderr

@@ -35,9 +35,9 @@ def strike(fault: Fault, rank: int, where: str = "") -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), f"(a fault that was asked for: {fault})")
     elif fault.kind == "slow":
         time.sleep(fault.seconds or 0.0)
+    elif fault.kind == "stop" and fault.seconds is not None:
+        _stop_for(fault.seconds)
     else:
-        if fault.kind == "stop" and fault.seconds is not None:
-            _continue_later(fault.seconds)
         os.kill(os.getpid(), _SIGNALS[fault.kind])
 
 
@@ -62,15 +62,19 @@ def unlimit_files() -> None:
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 
 
-def _continue_later(seconds: float) -> None:
-    """Starts a process that continues this one after `seconds`. It outlives this one by that time at most."""
-    command = 'sleep "$0"; kill -CONT "$1" 2> /dev/null'
+def _stop_for(seconds: float) -> None:
+    """Stops this process for some seconds, by a process that stops and continues it.
+
+    That process sends both signals, so that they cannot overtake each other. It outlives this one by `seconds` at most.
+    """
+    command = 'kill -STOP "$1"; sleep "$0"; kill -CONT "$1" 2> /dev/null'
     null = subprocess.DEVNULL
     # In a session of its own and without our pipes, so that a launcher waits only for the program.
-    subprocess.Popen(
+    subprocess.run(
         ["/bin/sh", "-c", command, str(seconds), str(os.getpid())],
         stdin=null,
         stdout=null,
         stderr=null,
         start_new_session=True,
+        check=False,
     )

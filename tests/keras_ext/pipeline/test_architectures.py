@@ -65,7 +65,7 @@ def assert_opens_alone(model: Any, x: Any, folder: pathlib.Path) -> None:
     model.save(folder / "split.keras")
     np.save(folder / "x.npy", x)
     arguments = [str(folder / name) for name in ("split.keras", "x.npy", "found.npz")]
-    done = subprocess.run(python("-c", ALONE, *arguments), capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(python("-c", ALONE, *arguments), capture_output=True, text=True, timeout=250, check=False)
     assert done.returncode == 0, done.stderr
     found = np.load(folder / "found.npz")
     np.testing.assert_allclose(found["predicted"], model.predict(x, verbose=0), rtol=TOLERANCE, atol=TOLERANCE)

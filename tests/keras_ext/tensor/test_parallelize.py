@@ -187,7 +187,7 @@ def test_opens_where_this_package_is_not(tmp_path: pathlib.Path) -> None:
     model.save(tmp_path / "split.keras")
     np.save(tmp_path / "x.npy", IDS)
     arguments = [str(tmp_path / name) for name in ("split.keras", "x.npy", "found.npz")]
-    done = subprocess.run(python("-c", ALONE, *arguments), capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(python("-c", ALONE, *arguments), capture_output=True, text=True, timeout=250, check=False)
     assert done.returncode == 0, done.stderr
     found = np.load(tmp_path / "found.npz")
     np.testing.assert_allclose(found["predicted"], model.predict(IDS, verbose=0), atol=1e-5)

@@ -172,7 +172,7 @@ class TestIterators:
 
         gc.collect()
         for thread in threads():
-            thread.join(10)
+            thread.join(60)
         iterator = iter(ReadAheadDataset(inputs.distribute(tf.data.Dataset.range(18).batch(2), 2), DEVICES))
         next(iterator)
         both = threads()
@@ -180,7 +180,7 @@ class TestIterators:
         del iterator
         gc.collect()
         for thread in both:
-            thread.join(10)
+            thread.join(60)
         assert not threads()
 
     def test_gpus_have_int32_in_host_memory(self) -> None:

@@ -19,7 +19,7 @@ from tests.strategies.test_horovod_smoke import HOROVODRUN, run_to_the_end
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
-LIMIT_SECONDS = 300
+LIMIT_SECONDS = 600
 
 
 @pytest.mark.timeout(LIMIT_SECONDS + 30)

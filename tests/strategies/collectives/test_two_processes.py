@@ -12,7 +12,7 @@ from tests.processes import free_ports, python
 
 ROOT = Path(__file__).parents[3]
 WORKER = Path(__file__).with_name("two_process_worker.py")
-LIMIT_SECONDS = 240
+LIMIT_SECONDS = 600
 
 
 @pytest.mark.timeout(LIMIT_SECONDS + 30)

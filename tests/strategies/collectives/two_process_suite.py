@@ -30,7 +30,7 @@ def make_collectives(axes: tuple[tuple[str, int], ...], reverse: bool) -> Tensor
     mesh = DeviceMesh.from_processes(
         cluster.world_size, dict(axes), local_devices=devices[::-1] if reverse else devices
     )
-    return TensorFlowCollectives(mesh, cluster.rank, timeout_seconds=30)
+    return TensorFlowCollectives(mesh, cluster.rank, timeout_seconds=200)
 
 
 class TestTwoProcesses(CollectivesContract):

@@ -14,17 +14,23 @@ PROGRAM = """
 import os, signal, sys, threading, time
 from strategies.control_plane.preemption import Preemption
 
-is_told = threading.Lock()
+is_told, is_seen_twice = threading.Lock(), threading.Event()
+
+class Seen(Preemption):
+    def _take(self):
+        super()._take()
+        # This is the other call for the signal, which must not have ended the process.
+        is_seen_twice.set()
 
 def leave(reason):
     if not is_told.acquire(blocking=False):
         return
-    # On its way to the others.
-    time.sleep(0.5)
+    while not is_seen_twice.wait(0.01):
+        pass
     sys.stdout.write(f"{reason}, told by {threading.current_thread().name}\\n")
     sys.stdout.flush()
 
-preemption = Preemption()
+preemption = Seen()
 preemption.leave_by(leave)
 preemption.install_handler()
 for _ in range(int(sys.argv[1])):
@@ -55,7 +61,7 @@ else:
     sys.stdout.write("goes on\\n")
     sys.stdout.flush()
     other.end_if_asked()
-time.sleep(60)
+time.sleep(1000)
 """
 
 #: Its children are signalled at once, some of them before they have run any code.
@@ -73,7 +79,7 @@ def fork():
     for seconds in (0.0, 0.0, 0.0, 0.0, 0.0, 0.2):
         child = os.fork()
         if child == 0:
-            time.sleep(30)
+            time.sleep(1000)
             os._exit(0)
         time.sleep(seconds)
         os.kill(child, signal.SIGTERM)
@@ -90,7 +96,8 @@ assert not preemption.is_asked
 sys.stdout.write("goes on\\n")
 sys.stdout.flush()
 os.kill(os.getpid(), signal.SIGTERM)
-time.sleep(1.0)
+while not preemption.is_asked:
+    time.sleep(0.01)
 sys.stdout.write(f"asked: {preemption.is_asked}\\n")
 """
 
@@ -101,7 +108,7 @@ def run(program: str, argument: str) -> subprocess.CompletedProcess[str]:
         env={"PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=200,
         check=False,
     )
 

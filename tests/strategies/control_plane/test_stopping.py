@@ -8,7 +8,8 @@ import threading
 
 import pytest
 
-from strategies.control_plane import DistributedError, KeyValueStore, Member
+from strategies.control_plane import DistributedError, KeyValueStore, Member, findings
+from strategies.control_plane import member as members
 from tests.strategies.control_plane.test_joining import TIMEOUT_SECONDS, closed, stores
 
 __all__ = ["closed"]
@@ -56,7 +57,10 @@ def test_all_stop_after_the_same_step(wanted: dict[int, int]) -> None:
         assert reason in {f"rank {rank} wants to" for rank in wanted}
 
 
-def test_one_that_leaves_is_named() -> None:
+def test_one_that_leaves_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    delays = ((members, "SECONDS_UNTIL_POSTED"), (members, "_SECONDS_BETWEEN_LOOKS"), (findings, "_SECONDS_TO_STAND"))
+    for module, delay in delays:
+        monkeypatch.setattr(module, delay, 0.02)
     first, second = stores(2)
     member = Member(0, 2, first, TIMEOUT_SECONDS)
     assert member.stops is not None

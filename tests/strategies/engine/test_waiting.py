@@ -6,6 +6,7 @@ import dataclasses
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import keras
@@ -15,7 +16,9 @@ import tensorflow as tf
 
 import keras_ext
 import strategies
+from strategies.engine import waiting
 from strategies.engine.waiting import Waits
+from tests.clock import Clock
 from tests.strategies.parity.harness import features
 
 X, Y = features(24, 6), features(24, 2, seed=1)
@@ -52,21 +55,16 @@ class Source:
     """A dataset of batches of two rows; each becomes available only after a call of `let_through`."""
 
     def __init__(self) -> None:
-        self._let_through, self._num_made = threading.Semaphore(0), 0
+        self._let_through = threading.Semaphore(0)
+        self.num_asked = 0
 
     def let_through(self, count: int = 1) -> None:
         self._let_through.release(count)
 
-    def wait_until_made(self, count: int) -> None:
-        end = time.monotonic() + 30
-        while self._num_made < count:
-            assert time.monotonic() < end
-            time.sleep(0.01)
-
     def dataset(self) -> tf.data.Dataset:
         def make(i: Any) -> Any:
+            self.num_asked += 1
             self._let_through.acquire()
-            self._num_made += 1
             return np.float32(i)
 
         def batch(i: tf.Tensor) -> Any:
@@ -76,33 +74,65 @@ class Source:
         return tf.data.Dataset.range(1000).map(batch)
 
 
+class ReadClock(Clock):
+    """Replaces the clock of TensorFlow, and counts how often ops have read it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_reads = 0
+
+    def read(self) -> tf.Tensor:
+        def now() -> Any:
+            self.num_reads += 1
+            return np.float64(self.seconds)
+
+        return tf.ensure_shape(tf.numpy_function(now, [], tf.float64, stateful=True), [])
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> ReadClock:
+    clock = ReadClock()
+    monkeypatch.setattr(waiting, "_clock", clock.read)
+    return clock
+
+
+def until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
 @pytest.mark.parametrize("num_replicas", [1, 2])
 @pytest.mark.parametrize("ending", ["as it is", "prefetched"])
-def test_waiting_is_what_the_consumer_waits(num_replicas: int, ending: str) -> None:
+def test_waiting_is_what_the_consumer_waits(num_replicas: int, ending: str, clock: ReadClock) -> None:
     strategy, source = mirrored(num_replicas), Source()
-    dataset = source.dataset().prefetch(2) if ending == "prefetched" else source.dataset()
+    dataset = source.dataset().prefetch(1) if ending == "prefetched" else source.dataset()
     iterator = iter(strategy.experimental_distribute_dataset(dataset))
 
-    def seconds_of_next() -> tuple[float, float]:
-        before, begin = strategies.seconds_waited(strategy).input, time.perf_counter()
-        next(iterator)
-        return strategies.seconds_waited(strategy).input - before, time.perf_counter() - begin
+    def waited() -> float:
+        return strategies.seconds_waited(strategy).input
 
     try:
         source.let_through()
         next(iterator)
+        assert waited() == 0.0
         # The source is late, but the consumer is later: a clock before a prefetch stage would have counted a wait.
-        time.sleep(1)
+        until(lambda: source.num_asked == 2)
+        clock.sleep(1.0)
         source.let_through()
-        source.wait_until_made(2)
-        time.sleep(0.1)
-        measured, seen = seconds_of_next()
-        assert measured <= seen + 1e-3
-        assert measured < 0.5
-        # The consumer waits for the source.
-        threading.Timer(0.5, source.let_through).start()
-        measured, seen = seconds_of_next()
-        assert 0.25 < measured <= seen + 1e-3
+        next(iterator)
+        assert waited() == 0.0
+        # The consumer waits for the source: its request has read the clock.
+        until(lambda: source.num_asked == 3)
+        num_before = clock.num_reads
+        with ThreadPoolExecutor(1) as pool:
+            drawn = pool.submit(next, iterator)
+            until(lambda: clock.num_reads > num_before)
+            clock.sleep(0.5)
+            source.let_through()
+            drawn.result()
+        assert waited() == 0.5
     finally:
         source.let_through(1000)
 
@@ -144,9 +174,7 @@ def test_reads_no_further_ahead(prefetched: int) -> None:
     dataset = dataset.prefetch(prefetched) if prefetched else not_read_ahead(dataset)
     iterator = iter(mirrored(1).experimental_distribute_dataset(dataset))
     assert [float(next(iterator)[0, 0]) for _ in range(3)] == [0, 1, 2]
-    end = time.monotonic() + 5
-    while len(drawn) < 3 + prefetched and time.monotonic() < end:
-        time.sleep(0.01)
+    until(lambda: len(drawn) >= 3 + prefetched)
     assert len(drawn) == 3 + prefetched
 
 
@@ -263,28 +291,27 @@ def test_one_replica_waits_for_nobody() -> None:
     assert strategies.seconds_waited(strategy).communication == 0.0
 
 
-def test_from_the_last_gradient_to_the_last_sum() -> None:
+def test_from_the_last_gradient_to_the_last_sum(clock: ReadClock) -> None:
     waits = Waits(num_replicas=2)
 
     def late(value: tf.Tensor, seconds: float) -> tf.Tensor:
         def sleep(v: Any) -> Any:
-            time.sleep(seconds)
+            clock.sleep(seconds)
             return v
 
         return tf.numpy_function(sleep, [value], tf.float32)
 
     @tf.function
     def step(x: tf.Tensor) -> None:
-        gradients = [late(x, 0.05), late(x, 0.2)]
+        gradients = [late(x, 0.0625), late(x, 0.25)]
         begin = waits.moment_after(gradients)
-        sums = [gradients[0] + 1.0, late(gradients[1], 0.1)]
+        with tf.control_dependencies([begin]):
+            sums = [gradients[0] + 1.0, late(gradients[1], 0.125)]
         waits.add_communication(begin, waits.moment_after(sums))
 
     step(tf.zeros([]))
     step(tf.zeros([]))
-    waited = waits.seconds().communication
-    assert waited is not None
-    assert waited >= 2 * 0.1
+    assert waits.seconds().communication == 2 * 0.125
 
 
 # ---- interface

@@ -19,6 +19,7 @@ import strategies
 import tests.strategies.engine.test_state_writes as state
 from strategies._keras_hooks import callbacks as hooked
 from strategies._keras_hooks.input_bottleneck import SlowInputWarning
+from strategies.engine import waiting
 from tests.strategies.processes.ranks import (
     Policy,
     all_ranks,
@@ -41,12 +42,13 @@ class TestWaiting:
         monkeypatch.setattr(
             hooked,
             "SlowInputWarning",
-            functools.partial(SlowInputWarning, share=0.05, seconds=0.1, steps=2),
+            # Any wait is too long. `test_waiting` tests how long it is.
+            functools.partial(SlowInputWarning, share=0.0, seconds=0.0, steps=2),
         )
 
         def slow() -> Iterator[Any]:
             for _ in range(6):
-                time.sleep(0.15)
+                time.sleep(0.02)
                 yield np.ones([4, 1], "float32"), np.zeros([4, 1], "float32")
 
         spec = (tf.TensorSpec([4, 1]), tf.TensorSpec([4, 1]))
@@ -58,25 +60,26 @@ class TestWaiting:
         counter().fit(with_policy(dataset, policy), epochs=2, verbose=0, shuffle=False)
         elapsed = time.perf_counter() - begin
         waited = strategies.seconds_waited(strategy()).input - before
-        assert all(0.3 < each < limit for each, limit in zip(all_ranks(waited), all_ranks(elapsed), strict=True))
+        assert all(0 < each < limit for each, limit in zip(all_ranks(waited), all_ranks(elapsed), strict=True))
         lines = [record for record in caplog.records if "Input is the bottleneck" in record.getMessage()]
         assert all_ranks(len(lines)) == [1, 0]
 
-    def test_for_others(self) -> None:
+    def test_for_others(self, shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """Rank 1 comes late to every sum; measuring it changes no number."""
+        clock = SharedClock(shared, monkeypatch)
 
         class Late(keras.layers.Layer):
             def call(self, x: Any) -> Any:
                 if isinstance(x, keras.KerasTensor):
                     return x
 
-                def sleep(value: Any) -> Any:
-                    time.sleep(0.05 * rank())
+                def wait(value: Any) -> Any:
+                    clock.take_step()
                     return value
 
                 @tf.custom_gradient
                 def identity(value: tf.Tensor) -> Any:
-                    return tf.ensure_shape(tf.numpy_function(sleep, [value], tf.float32), value.shape), lambda d: d
+                    return tf.ensure_shape(tf.numpy_function(wait, [value], tf.float32), value.shape), lambda d: d
 
                 return identity(x)
 
@@ -92,14 +95,55 @@ class TestWaiting:
 
         expected = weights()
         strategies.measure_communication(strategy())
+        clock.num_steps = 0
         for one, other in zip(weights(), expected, strict=True):
             np.testing.assert_allclose(one, other, rtol=0, atol=1e-7)
         waited = strategies.seconds_waited(strategy()).communication
         assert waited is not None
-        first, second = all_ranks(waited)
-        # Ten steps, one sum for every two; in each sum rank 0 waits for the sleep of rank 1 in the last step.
-        assert first > 5 * 0.05 * 0.8
-        assert second < first
+        # Ten steps, one sum for every two.
+        assert all_ranks(waited) == [5 * clock.LATE_SECONDS, 0.0]
+
+
+class SharedClock:
+    """A clock of both ranks for their waits in sums. Rank 1 moves it, when rank 0 has begun to wait."""
+
+    LATE_SECONDS = 0.0625
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._folder = folder
+        #: The number of steps of this rank; None: nobody is late.
+        self.num_steps: int | None = None
+        self._num_reads = 0
+        moment_after = waiting.Waits.moment_after
+
+        def read_after(waits: waiting.Waits, values: Any) -> tf.Tensor:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(waiting, "_clock", self._read)
+                return moment_after(waits, values)
+
+        monkeypatch.setattr(waiting.Waits, "moment_after", read_after)
+
+    def _read(self) -> tf.Tensor:
+        def read() -> Any:
+            self._num_reads += 1
+            if rank() == 0:
+                (self._folder / f"read {self._num_reads}").touch()
+            return np.float64(self.LATE_SECONDS * len(list(self._folder.glob("late *"))))
+
+        return tf.ensure_shape(tf.numpy_function(read, [], tf.float64, stateful=True), [])
+
+    def take_step(self) -> None:
+        """Counts a step; in the second one of each sum, rank 1 waits for rank 0."""
+        if self.num_steps is None:
+            return
+        self.num_steps += 1
+        if rank() == 1 and self.num_steps % 2 == 0:
+            # Rank 0 reads the clock before each sum and after it.
+            end = time.monotonic() + 60
+            while not (self._folder / f"read {self.num_steps - 1}").exists():
+                assert time.monotonic() < end
+                time.sleep(0.005)
+            (self._folder / f"late {self.num_steps}").touch()
 
 
 class TestState:

@@ -8,7 +8,7 @@ import pytest
 from tests.keras_ext.expert import clicks
 from tests.strategies.processes import matrix
 
-LIMIT_SECONDS = 420
+LIMIT_SECONDS = 900
 MANY = [{"data": 2, "expert": 2}, {"expert": 4}, {"data": 4}]
 BOTH = [{"expert": 2}, {"data": 2}]
 # Replicas that span processes and share experts with each other.

@@ -10,7 +10,7 @@ import pytest
 
 from tests.processes import Programs, cluster_environments, horovodrun
 
-LIMIT_SECONDS = 150
+LIMIT_SECONDS = 400
 PROGRAM = str(Path(__file__).with_name("forking.py"))
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from tests.strategies.processes import matrix
 
-LIMIT_SECONDS = 480
+LIMIT_SECONDS = 900
 AXES = [{"data": 2, "pipe": 2}, {"data": 2, "tensor": 2}]
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from tests.strategies.processes import matrix
 
-LIMIT_SECONDS = 480
+LIMIT_SECONDS = 900
 
 #: Engine, processes, devices of each, mesh.
 WORLDS = [

@@ -7,7 +7,7 @@ import pytest
 from tests.processes import Programs, cluster_environments, horovodrun, python
 from tests.strategies.processes import matrix
 
-LIMIT_SECONDS = 420
+LIMIT_SECONDS = 900
 WORKER = str(Path(__file__).with_name("worker.py"))
 
 _RANKS = "-ptests.strategies.processes.ranks"

@@ -85,7 +85,7 @@ def test_before_tensorflow_starts_the_cores_are_partitioned() -> None:
         env=ENVIRONMENT | {"TF_CPP_MIN_LOG_LEVEL": "2"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=250,
     )
     assert done.returncode == 0, done.stderr
     num_cores, seen = json.loads(done.stdout)
