@@ -10,11 +10,11 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from strategies.replica.weight_shards import WholeOnOwner
 
 from strategies.replica.row_views import RowView
 from strategies.replica.splitting import SplitWeight
 from strategies.replica.weight_math import WeightMath
-from strategies.replica.weight_shards import WholeOnOwner
 
 ROWS = np.arange(1, 7, dtype="float32").reshape(3, 2)
 
