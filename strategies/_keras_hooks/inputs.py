@@ -42,12 +42,13 @@ def _epoch_iterator(
     **kwargs: Any,
 ) -> None:
     engine = engine_of(distribute_strategy)
-    if engine is not None and engine.process_group is not None:
+    is_shared_out = engine is not None and engine.num_processes > 1
+    if engine is not None and is_shared_out:
         same_inputs.compare(engine, kwargs)
         if isinstance(kwargs.get("x"), keras.utils.PyDataset):
             # Keras shuffles its batches by Python's generator, and its own code mostly uses numpy's.
             agree_on_random_state(engine.process_group)
-    token = _shared_out.set(engine is not None and engine.process_group is not None)
+    token = _shared_out.set(is_shared_out)
     try:
         original(iterator, distribute_strategy, **kwargs)
     finally:
@@ -74,7 +75,7 @@ def _may_read_ahead(iterator: keras_tf_trainer.TFEpochIterator, engine: Engine) 
         and _is_read_by_us_alone(iterator, dataset)
     )
     group = engine.process_group
-    if group is None or not isinstance(dataset, AgreedDataset):
+    if not isinstance(dataset, AgreedDataset):
         return bool(may)
     return int(group.sum([tf.constant(int(may))])[0]) == group.num_processes
 

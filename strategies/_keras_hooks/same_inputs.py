@@ -65,7 +65,7 @@ def compare(engine: Engine, arguments: Mapping[str, Any]) -> None:
         given["validation_data"] = [*_forms(asked["validation_data"])] or None
     arguments = {**arguments, **given}
     lines = [f"{call}({line})" for line in _description(arguments)]
-    compare_lines(engine, lines, REMEDY if engine.layout.process_group is not None else "", _OF_DATA)
+    compare_lines(engine, lines, REMEDY if engine.layout.num_processes > 1 else "", _OF_DATA)
 
 
 def _description(arguments: Mapping[str, Any]) -> Iterator[str]:

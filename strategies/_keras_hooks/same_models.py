@@ -19,7 +19,7 @@ import tensorflow as tf
 from strategies._keras_hooks.comparing import compare as compare_lines
 from strategies.collectives.descriptions import carrying
 from strategies.collectives.process_group import ProcessGroup
-from strategies.engine.engine import Engine, engine_of
+from strategies.engine.engine import Engine, engine_of_processes
 from strategies.engine.metric_variables import MetricVariable
 from strategies.replica.deferred import component_of, is_remote
 from strategies.replica.owners import coordinates_of
@@ -45,12 +45,11 @@ def compare(model: keras.Model) -> None:
     Raises:
         ValueError: on all processes, if they have different models, or different values of a variable that several own.
     """
-    engine = engine_of(model.distribute_strategy)
-    job = None if engine is None else engine.process_group
-    if engine is None or job is None or model in _compared or not model.built:
+    engine = engine_of_processes(model.distribute_strategy)
+    if engine is None or model in _compared or not model.built:
         return
     compare_lines(engine, list(_description(model)))
-    _compare_values(model, engine, job)
+    _compare_values(model, engine, engine.process_group)
     _compared.add(model)
     _known.add(model)
 
@@ -137,12 +136,11 @@ def compare_weights(model: keras.Model, when: str = "") -> None:
     Raises:
         ValueError: on all processes, if values differ.
     """
-    engine = engine_of(model.distribute_strategy)
-    job = None if engine is None else engine.process_group
-    if engine is None or job is None:
+    engine = engine_of_processes(model.distribute_strategy)
+    if engine is None:
         return
     what = f"the weights of the model {model.name!r}{', ' if when else ''}{when}"
-    refuse_other_values(replicated_weights(model), job, what)
+    refuse_other_values(replicated_weights(model), engine.process_group, what)
 
 
 def replicated_weights(model: keras.Model) -> list[Any]:

@@ -81,8 +81,6 @@ def _entry(
     with calling(engine.member, original.__name__), same_inputs.comparing_arguments(arguments):
         _check(model, strategy)
         same_models.compare(model)
-        if engine.process_group is None:
-            return original(model, *args, **kwargs)
         compared = _compared.setdefault(model, set())
         takes_batch = original.__name__.endswith("_on_batch")
         is_due = not takes_batch or original.__name__ not in compared

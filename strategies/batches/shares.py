@@ -14,7 +14,7 @@ import contextlib
 import contextvars
 import dataclasses
 import functools
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, Literal
 
 import tensorflow as tf
@@ -115,6 +115,25 @@ class Share:
         if isinstance(self.has_rows, bool):
             return value if self.has_rows else otherwise
         return tf.where(self.has_rows, value, otherwise)
+
+    def terms(self, values: Sequence[Any]) -> list[Any]:
+        """Returns this replica's terms of sums, by one conditional: ``values``, or zeros without rows of its own.
+
+        Args:
+            values: tensors or ``IndexedSlices``. Slices keep their indices: zero values at any index add nothing.
+        """
+        if self.has_rows is True:
+            return list(values)
+        tensors = [v.values if isinstance(v, tf.IndexedSlices) else v for v in values]
+
+        def zeros() -> list[tf.Tensor]:
+            return [tf.zeros_like(tensor) for tensor in tensors]
+
+        kept = zeros() if self.has_rows is False else tf.cond(self.has_rows, lambda: tensors, zeros)
+        return [
+            tf.IndexedSlices(own, v.indices, v.dense_shape) if isinstance(v, tf.IndexedSlices) else own
+            for v, own in zip(values, kept, strict=True)
+        ]
 
     def weigh(self, value: tf.Tensor) -> tf.Tensor:
         """Returns ``value * weight``, in the dtype of ``value``."""
@@ -241,8 +260,8 @@ def divide(
     """Returns every local replica's share.
 
     Args:
-        rows: the rows of the batch; None where the step's arguments hold no batch: every replica then has the same
-            weight.
+        rows: the rows of the batch, with their total; None where the step's arguments hold no batch: every replica then
+            has the same weight.
         first_replica: the index of the first local replica among all replicas.
         num_local: the number of local replicas.
         num_replicas: size of the data axis.
@@ -256,9 +275,6 @@ def divide(
     if rows is not None and num_replicas > 1:
         static = [n for n in rows.local if isinstance(n, int)]
         total = rows.total
-        if total is None:
-            total = sum(static) if len(static) == num_local else rows.local_total()
-        num_all = total
         if isinstance(total, int) and len(static) == num_local:
             if total:
                 weights = [n / total for n in static]

@@ -49,7 +49,7 @@ def drive(engine: Engine, variables: Sequence[Any], function: Callable[[], _Resu
         ValueError: on ranks other than 0, when ``function`` failed on rank 0, which raises the error itself.
     """
     job = engine.process_group
-    if current_driver() is not None or job is None:
+    if current_driver() is not None:
         return function()
     if not engine.owns_only_part:
         return function() if job.rank == 0 else None

@@ -83,7 +83,7 @@ def wait_until_written(engine: Engine | None, filepath: object) -> None:
     """
     if is_alone():
         return
-    if engine is not None and engine.process_group is not None:
+    if engine is not None and engine.num_processes > 1:
         with explained(engine.member):
             engine.process_group.barrier()
         return

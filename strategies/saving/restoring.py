@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from strategies.collectives.process_group import ProcessGroup
 from strategies.collectives.strings import broadcast_text
-from strategies.engine.engine import Engine, engine_of
+from strategies.engine.engine import Engine, engine_of_processes
 from strategies.engine.explained import explained
 from strategies.engine.metric_variables import MetricVariable
 from strategies.engine.partial_sums import PartialSumVariable, accumulators_of, level
@@ -81,8 +81,8 @@ def load_on_all(strategy: tf.distribute.Strategy, load: Callable[[], str], varia
     Raises:
         ValueError: on ranks other than 0, when ``load`` failed on rank 0, which raises the error itself.
     """
-    engine = engine_of(strategy)
-    if engine is None or engine.process_group is None:
+    engine = engine_of_processes(strategy)
+    if engine is None:
         return load()
     with explained(engine.member):
         return _load_and_send(engine, engine.process_group, load, variables)
