@@ -1,20 +1,11 @@
 """Collective ops in the function being traced: the handles of their state, and their order among other ops.
 
-Handles are hidden from strategies and checkpoints. A dependency of the step is a tensor that is computed before any of
-its collectives starts.
+Handles are hidden from strategies and checkpoints.
 """
 
 from __future__ import annotations
 
-import contextlib
-import contextvars
-from collections.abc import Iterator
-
 import tensorflow as tf
-
-_dependency: contextvars.ContextVar[tf.Tensor | None] = contextvars.ContextVar(
-    "keras_strategies_step_dependency", default=None
-)
 
 
 def make_handle(name: str, dtype: tf.DType, device: str = "CPU:0") -> tf.Tensor:
@@ -52,27 +43,3 @@ def run_beside_others(op: tf.Operation | None) -> None:
     manager = getattr(tf.compat.v1.get_default_graph(), "experimental_acd_manager", None)
     if manager is not None and not tf.executing_eagerly():
         manager.run_independently(op)
-
-
-@contextlib.contextmanager
-def collectives_after(dependency: tf.Tensor | None) -> Iterator[None]:
-    """Runs the block with a control dependency, unless None, for all collectives that cannot be cancelled.
-
-    A process that finds an error ends its step at once, but cannot cancel what it has submitted to Horovod: that would
-    wait for a peer that has ended its step, too. The contract is tested in
-    ``tests/strategies/processes/spanning_refusals.py``.
-    """
-    token = _dependency.set(dependency)
-    try:
-        yield
-    finally:
-        _dependency.reset(token)
-
-
-def step_dependencies() -> list[tf.Tensor]:
-    """Returns [dependency] if it belongs to the graph being traced, else []: callers of nested functions order them."""
-    dependency = _dependency.get()
-    is_in_graph = (
-        dependency is not None and not tf.executing_eagerly() and dependency.graph is tf.compat.v1.get_default_graph()
-    )
-    return [dependency] if is_in_graph else []

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -65,6 +65,7 @@ class StepContext:
         deferred: the update that waits until the reductions fused with its gradients are known; at most one.
         graph: the graph in which the step is traced; None if it runs eagerly.
         weights: the whole values gathered from sharded weights.
+        totals: sums of metric state over all replicas, by the variables' references, while these are read; else None.
     """
 
     shares: tuple[Share, ...] = ()
@@ -74,6 +75,7 @@ class StepContext:
     deferred: list[Callable[[Sequence[Any]], tuple[Any, list[Any]]]] = field(default_factory=list)
     graph: Any = None
     weights: GatheredWeights = field(default_factory=GatheredWeights)
+    totals: Mapping[Any, Any] | None = None
 
 
 _trainer: contextvars.ContextVar[TrainerCall | None] = contextvars.ContextVar("keras_strategies_trainer", default=None)

@@ -26,7 +26,6 @@ from strategies.engine.central import CentralStorage
 from strategies.engine.device_reductions import DeviceReductions, LocalReduction
 from strategies.engine.gradient_sync import Accumulation, GradientSync
 from strategies.engine.layout import DataParallelGroup, ReplicaLayout
-from strategies.engine.metric_variables import holds_totals, reading_totals
 from strategies.engine.partial_sums import PartialSumVariable
 from strategies.engine.reductions import SUM, FusedReduction, Reductions
 from strategies.engine.same_batches import SameBatches
@@ -223,7 +222,7 @@ class Engine:
         Where stages are in several processes, the last one has the outputs: its sums are sent to all. Accumulated
         gradients stay each process' own.
         """
-        if holds_totals() or (self.layout.num_processes == 1 and not self.parts.crosses("pipe")):
+        if self.steps.context.totals is not None or (self.layout.num_processes == 1 and not self.parts.crosses("pipe")):
             yield
             return
         chosen = [v for v in variables if v.aggregation == tf.VariableAggregation.SUM]
@@ -235,7 +234,7 @@ class Engine:
         shown = [i for i, v in enumerate(chosen) if not isinstance(v, PartialSumVariable)]
         for i, total in zip(shown, self.parts.broadcast_last_stage([totals[i] for i in shown]), strict=True):
             totals[i] = total
-        with reading_totals(zip(chosen, totals, strict=True)):
+        with self.steps.reading_totals(zip(chosen, totals, strict=True)):
             yield
 
     def compare_batch(self, batch: Any) -> None:

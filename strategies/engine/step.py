@@ -16,8 +16,10 @@ those of phase 4, are then fused with the gradients' reduction.
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -34,7 +36,7 @@ from strategies._tf_internals import (
 from strategies.batches import inputs, shares
 from strategies.batches.row_marks import marking
 from strategies.batches.rows import add_dummy_rows, rows_of
-from strategies.collectives.traced_ops import collectives_after
+from strategies.collectives.descriptions import collectives_after
 from strategies.engine.context import StepContext, trainer_call
 from strategies.engine.explained import merge_errors_explained
 from strategies.engine.layout import ReplicaLayout
@@ -101,7 +103,7 @@ class Steps:
         self._row_weights = _RowWeights(layout.devices)
         self._writes = ReplicaWrites()
         self._lifted: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
-        #: The state of the running step; replaced in :meth:`_run_step` only.
+        #: The state of the running step; replaced in :meth:`_run_step` and :meth:`reading_totals` only.
         self.context = StepContext()
 
     @tf.autograph.experimental.do_not_convert
@@ -158,6 +160,16 @@ class Steps:
         """Records that a replica has the synchronized value of a variable."""
         self.context.pending.pop((replica, variable.ref()), None)
         self.context.agreed.add(variable.ref())
+
+    @contextlib.contextmanager
+    def reading_totals(self, totals: Iterable[tuple[Any, tf.Tensor]]) -> Iterator[None]:
+        """Context manager: reading one of the metric variables outside replicas returns its paired total."""
+        outer = self.context
+        self.context = dataclasses.replace(outer, totals={variable.ref(): total for variable, total in totals})
+        try:
+            yield
+        finally:
+            self.context = outer
 
     @tf.autograph.experimental.do_not_convert
     def _run(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -18,7 +18,8 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from strategies.collectives.traced_ops import capturable, make_handle, step_dependencies
+from strategies.collectives.descriptions import step_dependencies
+from strategies.collectives.traced_ops import capturable, make_handle
 
 
 class Fence:
