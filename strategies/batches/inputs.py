@@ -117,11 +117,8 @@ def portion_out(batch: Any, first_replica: int, num_local: int, num_replicas: in
         num_replicas: size of the data axis.
 
     Returns:
-        The same nest with a :class:`Portion` for each tensor, whose rows are those of :func:`share_out`; what that
-        function returns, if all replicas are local.
+        The same nest with a :class:`Portion` for each tensor, whose rows are those of :func:`share_out`.
     """
-    if num_local == num_replicas:
-        return share_out(batch, num_replicas)
 
     def cut(value: Any) -> Any:
         if hasattr(value, "__array__") and not tf.is_tensor(value):

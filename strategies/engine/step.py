@@ -202,7 +202,7 @@ class Steps:
         rows = rows_of((args, kwargs), layout.num_local)
         if rows is None and combination is not None and layout.num_replicas > 1:
             # train_on_batch and the other *_on_batch methods pass the plain batch.
-            args = inputs.portion_out(args, layout.first_replica, layout.num_local, layout.num_replicas)
+            args = self._share_out(args)
             rows = rows_of(args, layout.num_local)
         if rows is not None and rows.total is None:
             rows = rows.with_total(layout.process_group.sum([rows.local_total()])[0])
@@ -210,6 +210,12 @@ class Steps:
             rows, layout.first_replica, layout.num_local, layout.num_replicas, combination, self._read_weight
         )
         return args, divided
+
+    def _share_out(self, batch: Any) -> Any:
+        layout = self._layout
+        if layout.num_processes == 1:
+            return inputs.share_out(batch, layout.num_local)
+        return inputs.portion_out(batch, layout.first_replica, layout.num_local, layout.num_replicas)
 
     def _read_weight(self, replica: int, graph: tf.Graph) -> tf.Tensor:
         return self._row_weights.read(self.context.shares, replica, graph)
