@@ -144,7 +144,7 @@ class Engine:
     def owns_only_part(self) -> bool:
         """True if other processes hold variables of a model or its optimizer that this process does not hold."""
         sharded = self.sharded_updates
-        return self.parts.spans_processes or (sharded is not None and sharded.process_group.num_processes > 1)
+        return self.parts.spans_processes or (sharded is not None and sharded.spans_processes)
 
     @property
     def should_checkpoint(self) -> bool:

@@ -79,6 +79,11 @@ class ShardedUpdates:
         return self._processes[0].inside if self._processes else LOOPBACK
 
     @property
+    def spans_processes(self) -> bool:
+        """True if other processes update some of the slices."""
+        return self.process_group.num_processes > 1
+
+    @property
     def local_groups(self) -> range:
         """The local groups of replicas; in a group's :class:`UpdateContext`, a slice is the group's own component."""
         return range(self._groups.num_local_groups)
@@ -230,10 +235,10 @@ class ShardedUpdates:
         names = [str(variable.name) for variable in partition.variables]
         changed = [True] * len(names) if updated is None else list(updated)
         with carrying(f"new values of {listed(names)}"):
-            if self.process_group.num_processes == 1:
-                self._copy_locally(partition, changed)
-            else:
+            if self.spans_processes:
                 self._gather_across(partition, changed)
+            else:
+                self._copy_locally(partition, changed)
 
     def _constrain(self, variables: Sequence[Any]) -> None:
         """Applies the constraints of whole weights, as optimizers do after each step."""
