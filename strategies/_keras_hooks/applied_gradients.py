@@ -105,7 +105,7 @@ def apply_alone(
     """
     share = shares.current()
     alike = all(is_global or each is None for each, is_global in zip(gradients, are_global, strict=True))
-    is_plain = engine.sharded_updates is None and engine.central is None and engine.process_group is None
+    is_plain = engine.sharded_updates is None and engine.central is None and engine.num_processes == 1
     if share is None or not (alike and is_plain and optimizer.built and not optimizer.gradient_accumulation_steps):
         raise ValueError(
             "Gradients are applied inside a tf.cond, a tf.while_loop or a tf.function of a step, where the replicas "

@@ -21,7 +21,7 @@ from strategies._keras_hooks.job_callbacks import FirstCallback, LastCallback, p
 from strategies._keras_hooks.keras_versions import ORBAX_CHECKPOINTS
 from strategies._keras_hooks.wrapping import Rest, wrap
 from strategies.batches import row_warnings
-from strategies.engine.engine import engine_of
+from strategies.engine.engine import engine_of, engine_of_processes
 from strategies.engine.metric_variables import MetricVariable
 from strategies.replica.splitting import SplitWeight
 from strategies.replica.whole_weights import joined
@@ -72,8 +72,8 @@ def write_scalars(board: Any, values: Mapping[str, float], step: int, *, of_vali
 def _save_tree(original: Callable[..., None], callback: Any, *args: Any, **kwargs: Any) -> None:
     """Writes the state tree on rank 0 only: Orbax does not know of other processes, and all have the same folder."""
     model = callback.model
-    engine = engine_of(model.distribute_strategy)
-    if engine is None or engine.process_group is None:
+    engine = engine_of_processes(model.distribute_strategy)
+    if engine is None:
         original(callback, *args, **kwargs)
         return
     totals = [each.value for each in model.metrics_variables if isinstance(each.value, MetricVariable)]
@@ -184,8 +184,8 @@ def _by_rank_0(
     *args: Rest.args,
     **kwargs: Rest.kwargs,
 ) -> None:
-    engine = engine_of(callback.model.distribute_strategy)
-    if engine is None or engine.process_group is None:
+    engine = engine_of_processes(callback.model.distribute_strategy)
+    if engine is None:
         original(callback, *args, **kwargs)
         return
     sum_accumulated(callback.model.optimizer)
@@ -200,6 +200,6 @@ def _save_by_all(
     if engine is not None and "://" not in path:
         # Keras makes the folder on all ranks, and fails where another one makes it after its check.
         Path(path).parent.mkdir(parents=True, exist_ok=True)
-    if engine is not None and engine.process_group is not None:
+    if engine is not None and engine.num_processes > 1:
         sum_accumulated(callback.model.optimizer)
     original(callback, epoch, batch, logs)

@@ -22,7 +22,7 @@ from keras.src.saving import saving_api, saving_lib
 from strategies._keras_hooks.plain_classes import is_plain
 from strategies._keras_hooks.stored_values import reading_in_ranges
 from strategies._keras_hooks.wrapping import Rest, Result, wrap
-from strategies.engine.engine import Engine, engine_of
+from strategies.engine.engine import Engine, engine_of, engine_of_processes
 from strategies.engine.exported_weights import owns_all
 from strategies.engine.partial_sums import accumulators_of, check_known
 from strategies.replica.whole_weights import joined
@@ -49,8 +49,7 @@ def install() -> None:
 
 def _engine(model: keras.Model | None) -> Engine | None:
     """Returns the engine of the model, or of the current strategy, if its job has several processes."""
-    engine = engine_of(getattr(model, "distribute_strategy", None) or tf.distribute.get_strategy())
-    return None if engine is None or engine.process_group is None else engine
+    return engine_of_processes(getattr(model, "distribute_strategy", None) or tf.distribute.get_strategy())
 
 
 def _reading(engine: Engine | None) -> contextlib.AbstractContextManager[None]:
@@ -73,7 +72,7 @@ def _save(
     engine = engine_of(strategy or tf.distribute.get_strategy())
     if engine is None:
         return original(model, filepath, *args, **kwargs)
-    if engine.process_group is None:
+    if engine.num_processes == 1:
         return write(filepath)
     # Checked on all processes, so that all raise the error, not only the one that reads the accumulators.
     check_known(accumulators_of(getattr(model, "optimizer", None)))

@@ -37,7 +37,7 @@ from strategies.batches.row_marks import mark
 from strategies.batches.row_warnings import is_fault, warn_of
 from strategies.engine.engine import Engine, engine_of
 from strategies.replica.overwritten import is_overwritten, warn_if_summed
-from strategies.replica.passes import differentiates_passes
+from strategies.replica.pass_context import pass_context
 from strategies.replica.rounding import as_unrounded, unrounded
 from strategies.replica.splitting import weight_of
 from strategies.sharding.row_variables import is_row_sharded
@@ -134,7 +134,7 @@ def _jacobian(
 
 def _is_factor() -> bool:
     """Returns True where a gradient is taken inside of another gradient's backward pass."""
-    return _inside.get() or differentiates_passes()
+    return _inside.get() or pass_context().is_differentiated
 
 
 @contextlib.contextmanager
@@ -150,7 +150,7 @@ def _pre_backward() -> None:
     """Notifies the gathers of sharded weights that a backward pass begins."""
     engine = engine_of(tf.distribute.get_strategy())
     if engine is not None and engine.sharded_weights is not None:
-        engine.sharded_weights.gathers.pre_backward(is_last=not differentiates_passes())
+        engine.sharded_weights.gathers.pre_backward(is_last=not pass_context().is_differentiated)
 
 
 def _upstream(target: Any, given: Any) -> Any:

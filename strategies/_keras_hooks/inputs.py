@@ -41,11 +41,11 @@ def _epoch_iterator(
     **kwargs: Any,
 ) -> None:
     engine = engine_of(distribute_strategy)
-    group = None if engine is None else engine.process_group
-    if group is not None and isinstance(kwargs.get("x"), keras.utils.PyDataset):
+    is_shared_out = engine is not None and engine.num_processes > 1
+    if engine is not None and is_shared_out and isinstance(kwargs.get("x"), keras.utils.PyDataset):
         # Keras shuffles its batches by Python's generator, and its own code mostly uses numpy's.
-        agree_on_random_state(group)
-    token = _shared_out.set(group is not None)
+        agree_on_random_state(engine.process_group)
+    token = _shared_out.set(is_shared_out)
     try:
         original(iterator, distribute_strategy, **kwargs)
     finally:
@@ -72,7 +72,7 @@ def _may_read_ahead(iterator: keras_tf_trainer.TFEpochIterator, engine: Engine) 
         and _is_read_by_us_alone(iterator, dataset)
     )
     group = engine.process_group
-    if group is None or not isinstance(dataset, AgreedDataset):
+    if not isinstance(dataset, AgreedDataset):
         return bool(may)
     return int(group.sum([tf.constant(int(may))])[0]) == group.num_processes
 

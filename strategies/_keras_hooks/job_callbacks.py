@@ -18,7 +18,7 @@ from strategies.collectives.process_group import ProcessGroup
 from strategies.control_plane import Member
 from strategies.control_plane.preemption import Preemption
 from strategies.control_plane.stragglers import stragglers
-from strategies.engine.engine import engine_of
+from strategies.engine.engine import engine_of, engine_of_processes
 from strategies.saving.restoring import sum_accumulated
 from strategies.topology.rank_end import PREEMPTED
 
@@ -29,7 +29,7 @@ _STOPPED, _PREEMPTED = "stop_training was set", "SIGTERM"
 
 def process_group(model: keras.Model | None) -> ProcessGroup | None:
     """Returns the group of all processes that train a model; None if there is only this one."""
-    engine = None if model is None else engine_of(model.distribute_strategy)
+    engine = None if model is None else engine_of_processes(model.distribute_strategy)
     return None if engine is None else engine.process_group
 
 

@@ -17,7 +17,7 @@ from keras.src.dtype_policies.dtype_policy import DTypePolicy
 
 from strategies._keras_hooks.wrapping import wrap
 from strategies._tf_internals import PerReplica
-from strategies.engine.engine import engine_of
+from strategies.engine.engine import engine_of, engine_of_processes
 from strategies.sharding.variables import ShardedVariable
 
 _RUN = (
@@ -63,10 +63,10 @@ def _handle(original: Callable[[Any], Any], variable: Any) -> Any:
 
 
 def _update_step(original: Callable[..., None], optimizer: Any, grads: Any, *args: Any, **kwargs: Any) -> None:
-    engine = engine_of(optimizer._distribution_strategy)
-    if engine is not None and engine.process_group is not None and engine_of(tf.distribute.get_strategy()) is None:
+    engine = engine_of_processes(optimizer._distribution_strategy)
+    if engine is not None and engine_of(tf.distribute.get_strategy()) is None:
         raise ValueError(
             "Gradients are applied outside of strategy.run, so that each process would train by its own ones only. "
-            f"{_RUN} Received: {type(optimizer).__name__} in a job of {engine.process_group.num_processes} processes."
+            f"{_RUN} Received: {type(optimizer).__name__} in a job of {engine.num_processes} processes."
         )
     original(optimizer, grads, *args, **kwargs)

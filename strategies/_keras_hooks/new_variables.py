@@ -23,7 +23,7 @@ from keras.src.backend.tensorflow import core
 
 from strategies._keras_hooks.wrapping import spanning_parts, wrap
 from strategies.engine.engine import engine_of
-from strategies.engine.placed_variables import asking_for
+from strategies.replica.creation_context import creating
 from strategies.replica.deferred import is_remote
 from strategies.replica.overwritten import note_owner
 
@@ -37,7 +37,7 @@ def install() -> None:
 
 
 def _initialize(original: Callable[..., None], variable: Any, initializer: Callable[..., Any]) -> None:
-    with asking_for(variable._shape, variable._dtype):
+    with creating(form=(tuple(variable._shape), variable._dtype)):
         original(variable, settled(initializer, variable._shape, variable._dtype))
     if engine_of(tf.distribute.get_strategy()) is not None:
         note_owner(variable._value, variable)

@@ -90,7 +90,7 @@ def _weight(variable: Any) -> Any:
 def _processes_with_slices() -> ProcessGroup | None:
     """Returns the group of processes over which updates are sharded; None if they are not."""
     sharded = sharded_updates()
-    return None if sharded is None else sharded.process_group
+    return sharded.process_group if sharded is not None and sharded.spans_processes else None
 
 
 def _clipped_together(

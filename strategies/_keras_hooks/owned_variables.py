@@ -18,6 +18,7 @@ from keras.src.optimizers import base_optimizer, loss_scale_optimizer
 from strategies._keras_hooks.sharded_optimizers import sharded_updates
 from strategies._keras_hooks.whole_updates import shards_of
 from strategies._keras_hooks.wrapping import spanning_parts, wrap
+from strategies.collectives.loopback import LOOPBACK
 from strategies.replica.deferred import is_remote
 from strategies.replica.owners import is_owned
 from strategies.replica.weight_slices import WeightSlice
@@ -85,14 +86,14 @@ def _is_owned(variable: Any) -> bool:
 def sum_over_owners() -> Callable[[tf.Tensor], tf.Tensor] | None:
     """Returns a function that sums over the owners of parts of the updated variables; None if this process owns all."""
     parts, sharded = spanning_parts(), sharded_updates()
-    group = None if sharded is None else sharded.process_group
-    if parts is None and group is None:
+    group = LOOPBACK if sharded is None else sharded.process_group
+    if parts is None and group.num_processes == 1:
         return None
 
     def total(value: tf.Tensor) -> tf.Tensor:
         if parts is not None:
             value = parts.groups.sum_over_replica(value)
-        return value if group is None else group.sum([value])[0]
+        return group.sum([value])[0]
 
     return total
 

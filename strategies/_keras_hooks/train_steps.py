@@ -46,7 +46,7 @@ def _train_step(original: Callable[[keras.Model, Any], Any], model: keras.Model,
 def _step(original: Callable[[keras.Model, Any], Any], model: keras.Model, data: Any) -> Any:
     engine = engine_of(tf.distribute.get_strategy())
     share = shares.current()
-    if engine is None or engine.layout.process_group is None or share is None or not share.in_trainer:
+    if engine is None or engine.layout.num_processes == 1 or share is None or not share.in_trainer:
         return compiled_steps.train_step(original, model, data)
     if share.in_inner_function or not _metrics_see_no_weights(model):
         return compiled_steps.train_step(original, model, data)

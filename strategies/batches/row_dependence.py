@@ -13,11 +13,11 @@ import tensorflow as tf
 
 from strategies.batches.graph_nodes import Call, Node, body_of, position_in_function, source_of
 from strategies.batches.row_constants import attribute_of, constant_of, is_filled
+from strategies.batches.row_context import Sizes
 from strategies.batches.row_control_flow import BRANCHES, LOOPS, branch_results, loop_results
 from strategies.batches.row_kinds import ROW_MAJOR, Kind, Layout, Op
 from strategies.batches.row_marks import (
     Found,
-    Sizes,
     by_rules,
     is_marked_summed,
     is_marking,

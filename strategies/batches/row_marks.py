@@ -7,15 +7,14 @@ a tensor is marked only if more is known about it than its operations show; `row
 from __future__ import annotations
 
 import contextlib
-import contextvars
 import threading
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from strategies._tf_internals import op_callbacks
+from strategies.batches.row_context import Sizes, changing_rows, row_context
 from strategies.batches.row_kinds import ROW_MAJOR, Kind, Layout, Op
 from strategies.batches.row_layouts import layout_of
 from strategies.batches.row_origins import Made
@@ -40,8 +39,6 @@ _REMEMBERED = (
     "UnsortedSegmentSum",
 )
 _REMEMBERED_OF_ALL = ("Bincount", "DenseBincount", "BatchMatMulV2", "MatMul")
-# The numbers of rows while eager tensors of this thread are marked, else None; see `RowDependence`.
-_marking: contextvars.ContextVar[Sizes | None] = contextvars.ContextVar("keras_strategies_marking", default=None)
 
 
 def mark(value: Any, kind: Kind) -> Any:
@@ -69,19 +66,6 @@ def mark_reduced(values: Any) -> Any:
 def is_reduced(value: Any) -> bool:
     """Returns True if a value was reduced over all replicas of all processes, and is the same on all."""
     return hasattr(value, _REDUCED)
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """The numbers of rows that are known beforehand.
-
-    Attributes:
-        of_replica: the numbers of rows that one replica has at a time.
-        of_all: the numbers of rows that the batch has on all replicas.
-    """
-
-    of_replica: Collection[int] = ()
-    of_all: Collection[int] = ()
 
 
 def marked_kind(value: Any) -> Kind | None:
@@ -115,7 +99,7 @@ def marked_parts(value: Any) -> list[tuple[Kind, Any]]:
 
 def is_marking() -> bool:
     """Returns True while this thread's eager tensors are marked; unmarked ones are then the same on all replicas."""
-    return _marking.get() is not None
+    return row_context().sizes is not None
 
 
 def by_rules(op: Op) -> Found:
@@ -146,13 +130,8 @@ def marking(arguments: Any, sizes: Sizes) -> Iterator[None]:
     if not tf.executing_eagerly():
         yield
         return
-    callback = _callback() if _marking.get() is None else contextlib.nullcontext()
-    token = _marking.set(sizes)
-    try:
-        with callback:
-            yield
-    finally:
-        _marking.reset(token)
+    with contextlib.nullcontext() if is_marking() else _callback(), changing_rows(sizes=sizes):
+        yield
 
 
 @contextlib.contextmanager
@@ -162,7 +141,7 @@ def _callback() -> Iterator[None]:
     thread = threading.get_ident()
 
     def note(op_type: Any, inputs: Any, attrs: Any, outputs: Any, op_name: Any = None, graph: Any = None) -> None:
-        sizes = _marking.get()
+        sizes = row_context().sizes
         if graph is None and sizes is not None and threading.get_ident() == thread:
             name = op_type.decode() if isinstance(op_type, bytes) else op_type
             _mark_outputs(name, list(inputs), attrs or (), list(outputs), sizes)

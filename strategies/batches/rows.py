@@ -28,8 +28,11 @@ class Rows:
     total: int | tf.Tensor | None = None
     is_cut: bool = False
 
-    def local_total(self) -> tf.Tensor:
-        """Returns the rows of this process, int32 scalar."""
+    def local_total(self) -> int | tf.Tensor:
+        """Returns the rows of this process, int32 scalar where not static."""
+        static = [n for n in self.local if isinstance(n, int)]
+        if len(static) == len(self.local):
+            return sum(static)
         return tf.add_n([tf.convert_to_tensor(n, tf.int32) for n in self.local])
 
     def with_total(self, total: int | tf.Tensor) -> Rows:

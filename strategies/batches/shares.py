@@ -11,17 +11,17 @@ program. It runs on a dummy row with weight 0; what it writes or returns has no 
 from __future__ import annotations
 
 import contextlib
-import contextvars
 import dataclasses
 import functools
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, Literal
 
 import tensorflow as tf
 
+from strategies.batches.row_context import Sizes, changing_rows, row_context
 from strategies.batches.row_dependence import RowDependence
 from strategies.batches.row_kinds import Kind
-from strategies.batches.row_marks import Sizes, mark, marking
+from strategies.batches.row_marks import mark, marking
 from strategies.batches.rows import Rows
 from strategies.evenly import even_bounds
 
@@ -118,6 +118,25 @@ class Share:
             return value if self.has_rows else otherwise
         return tf.where(self.has_rows, value, otherwise)
 
+    def terms(self, values: Sequence[Any]) -> list[Any]:
+        """Returns this replica's terms of sums, by one conditional: ``values``, or zeros without rows of its own.
+
+        Args:
+            values: tensors or ``IndexedSlices``. Slices keep their indices: zero values at any index add nothing.
+        """
+        if self.has_rows is True:
+            return list(values)
+        tensors = [v.values if isinstance(v, tf.IndexedSlices) else v for v in values]
+
+        def zeros() -> list[tf.Tensor]:
+            return [tf.zeros_like(tensor) for tensor in tensors]
+
+        kept = zeros() if self.has_rows is False else tf.cond(self.has_rows, lambda: tensors, zeros)
+        return [
+            tf.IndexedSlices(own, v.indices, v.dense_shape) if isinstance(v, tf.IndexedSlices) else own
+            for v, own in zip(values, kept, strict=True)
+        ]
+
     def weigh(self, value: tf.Tensor) -> tf.Tensor:
         """Returns ``value * weight``, in the dtype of ``value``."""
         return value * tf.cast(self.local_weight(), value.dtype)
@@ -186,30 +205,14 @@ def current_dependence() -> RowDependence:
 
 def known_dependence() -> RowDependence | None:
     """Returns the same as :func:`current_dependence`; None outside steps, micro-batches and :func:`judged_by`."""
-    share = current()
-    return _judge.get() or _of_microbatches.get() or (None if share is None else share.dependence)
+    share, rows = current(), row_context()
+    found: RowDependence | None = rows.analysis or rows.microbatches
+    return found if found is not None or share is None else share.dependence
 
 
-@contextlib.contextmanager
-def judged_by(dependence: RowDependence) -> Iterator[None]:
+def judged_by(dependence: RowDependence) -> contextlib.AbstractContextManager[None]:
     """Context manager: `dependence` is current while a model is traced only to analyse its outputs."""
-    token = _judge.set(dependence)
-    try:
-        yield
-    finally:
-        _judge.reset(token)
-
-
-_judge: contextvars.ContextVar[RowDependence | None] = contextvars.ContextVar("keras_strategies_judge", default=None)
-
-
-# The dependence of tensors on the rows of the micro-batches that are being computed.
-_of_microbatches: contextvars.ContextVar[RowDependence | None] = contextvars.ContextVar(
-    "keras_strategies_of_microbatches", default=None
-)
-
-
-_num_microbatches: contextvars.ContextVar[int] = contextvars.ContextVar("keras_strategies_num_microbatches", default=1)
+    return changing_rows(analysis=dependence)
 
 
 @contextlib.contextmanager
@@ -218,32 +221,24 @@ def in_microbatches(batch: Any, num_rows: Collection[int]) -> Iterator[None]:
     share = current()
     # A program that knows a size beforehand knows the size of the batch.
     num_all = () if share is None else share.dependence.sizes.of_all or share.num_rows
-    token = _of_microbatches.set(RowDependence(num_rows, num_all=num_all))
-    try:
-        with marking(batch, Sizes(num_rows, num_all)):
-            yield
-    finally:
-        _of_microbatches.reset(token)
-
-
-@contextlib.contextmanager
-def split_into(number: int) -> Iterator[None]:
-    """Context manager: the block computes one of `number` micro-batches, not all rows of the replica."""
-    token = _num_microbatches.set(number)
-    try:
+    dependence = RowDependence(num_rows, num_all=num_all)
+    with changing_rows(microbatches=dependence), marking(batch, Sizes(num_rows, num_all)):
         yield
-    finally:
-        _num_microbatches.reset(token)
+
+
+def split_into(number: int) -> contextlib.AbstractContextManager[None]:
+    """Context manager: the block computes one of `number` micro-batches, not all rows of the replica."""
+    return changing_rows(num_microbatches=number)
 
 
 def num_microbatches() -> int:
     """Returns the number of micro-batches that the replica's rows are split into; 1 if they are not split."""
-    return _num_microbatches.get()
+    return row_context().num_microbatches
 
 
 def is_in_microbatches() -> bool:
     """Returns True inside :func:`in_microbatches`: a sum over rows is then only a part of the replica's sum."""
-    return _of_microbatches.get() is not None
+    return row_context().microbatches is not None
 
 
 def divide(
@@ -257,8 +252,8 @@ def divide(
     """Returns every local replica's share.
 
     Args:
-        rows: the rows of the batch; None where the step's arguments hold no batch: every replica then has the same
-            weight.
+        rows: the rows of the batch, with their total; None where the step's arguments hold no batch: every replica then
+            has the same weight.
         first_replica: the index of the first local replica among all replicas.
         num_local: the number of local replicas.
         num_replicas: size of the data axis.
@@ -272,9 +267,6 @@ def divide(
     if rows is not None and num_replicas > 1:
         static = [n for n in rows.local if isinstance(n, int)]
         total = rows.total
-        if total is None:
-            total = sum(static) if len(static) == num_local else rows.local_total()
-        num_all = total
         if isinstance(total, int) and len(static) == num_local:
             if total:
                 weights = [n / total for n in static]

@@ -1,4 +1,4 @@
-"""Descriptions of what collectives carry, for messages: set by their callers, read where collectives are created."""
+"""Describes what the collectives carry that are being created. Their callers set it; the transports read it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Collectives between devices of this one process, as ordinary TensorFlow ops."""
+"""Collectives inside one process: between its devices, as ordinary TensorFlow ops, and of a group of one process."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import tensorflow as tf
 from strategies.collectives import checks
 from strategies.collectives.base import Collectives
 from strategies.collectives.fixed_order import reduce_in_order, sum_in_order
+from strategies.collectives.process_group import DEFAULT_BUCKET_BYTES, ProcessGroup
 from strategies.collectives.transport import Channel, Op, Pairs
 from strategies.topology.mesh import DeviceMesh
 
@@ -128,3 +129,49 @@ class _LoopbackChannel(Channel):
             with tf.device(device):
                 received.append(tf.stop_gradient(value))
         return received
+
+
+class LoopbackProcessGroup(ProcessGroup):
+    """The process group of a process without others: every collective returns its input and creates no op."""
+
+    def __init__(self) -> None:
+        self.rank = 0
+        self.num_processes = 1
+        self.bucket_bytes = DEFAULT_BUCKET_BYTES
+        self.combines_means = False
+        self._between_devices = None
+
+    def sum_gradients(self, values: Sequence[tf.Tensor], fused: Sequence[tf.Tensor] = ()) -> list[tf.Tensor]:
+        """Returns the values, then `fused`."""
+        return [*values, *fused]
+
+    def sum(self, values: Sequence[tf.Tensor], fused: Sequence[tf.Tensor] = ()) -> list[tf.Tensor]:
+        """Returns the values, then `fused`."""
+        return [*values, *fused]
+
+    def maximum(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Returns the values."""
+        return list(values)
+
+    def gather(self, value: tf.Tensor, dim: int = 0, *, equal_sizes: bool = False) -> tf.Tensor:
+        """Returns the value."""
+        return value
+
+    def reduce_scatter(self, value: tf.Tensor) -> tf.Tensor:
+        """Returns the value."""
+        return value
+
+    def all_to_all(self, value: tf.Tensor) -> tf.Tensor:
+        """Returns the value."""
+        return value
+
+    def broadcast(self, value: tf.Tensor, root: int = 0) -> tf.Tensor:
+        """Returns the value."""
+        return value
+
+    def barrier(self) -> None:
+        """Returns at once."""
+
+
+#: The group of a process that knows no other.
+LOOPBACK = LoopbackProcessGroup()

@@ -75,25 +75,22 @@ class ProcessGroup:
             # Raises now, not at the first step, if `collectives` do not support the options.
             self.sum_gradients([tf.zeros([1])])
 
-    def sum_gradients(
-        self, values: Sequence[tf.Tensor], present: Any = True, fused: Sequence[tf.Tensor] = ()
-    ) -> list[tf.Tensor]:
+    def sum_gradients(self, values: Sequence[tf.Tensor], fused: Sequence[tf.Tensor] = ()) -> list[tf.Tensor]:
         """Returns sums as :meth:`sum` does, with the compression and reduction of gradients; `fused` have none."""
         if self._gradient_options:
-            return [*self._sum(values, present, self._gradient_options), *self.sum(fused)]
-        return self._sum(values, present, {}, fused)
+            return [*self._sum(values, self._gradient_options), *self.sum(fused)]
+        return self.sum(values, fused)
 
-    def sum(self, values: Sequence[tf.Tensor], present: Any = True, fused: Sequence[tf.Tensor] = ()) -> list[tf.Tensor]:
+    def sum(self, values: Sequence[tf.Tensor], fused: Sequence[tf.Tensor] = ()) -> list[tf.Tensor]:
         """Returns the sums over the processes of `values`, then of `fused`, with their shapes and dtypes.
 
         Args:
             values: this process' terms, in the order in which variables were created: the last are assumed to be
                 ready first, like gradients.
-            present: bool or bool scalar; if false, this process' terms count as zeros.
             fused: terms of fused small reductions of the same step, ready before the last of `values`. They join the
-                last bucket of their dtype instead of a bucket of their own. They count whatever `present` is.
+                last bucket of their dtype instead of a bucket of their own.
         """
-        return self._sum(values, present, {}, fused)
+        return self._sum(values, {}, fused)
 
     def maximum(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Returns the elementwise maxima of small values over the processes, by one all-reduce for each dtype."""
@@ -132,17 +129,16 @@ class ProcessGroup:
         return self._sums(self._between_devices, [*values, *fused], len(fused))
 
     def _sum(
-        self, values: Sequence[tf.Tensor], present: Any, options: dict[str, Any], fused: Sequence[tf.Tensor] = ()
+        self, values: Sequence[tf.Tensor], options: Mapping[str, Any], fused: Sequence[tf.Tensor] = ()
     ) -> list[tf.Tensor]:
         terms = [[term] for term in (*values, *fused)]
-        return [total for [total] in self._sums(self._collectives, terms, len(fused), present, options)]
+        return [total for [total] in self._sums(self._collectives, terms, len(fused), options)]
 
     def _sums(
         self,
         collectives: Collectives,
         values: Sequence[Sequence[tf.Tensor]],
         num_fused: int,
-        present: Any = True,
         options: Mapping[str, Any] | None = None,
     ) -> list[list[tf.Tensor]]:
         """Returns for each item of `values` the sum over all members, a list by local coordinate of `collectives`."""
@@ -151,12 +147,7 @@ class ProcessGroup:
         names = [own[0].dtype.name for own in terms]
         results: list[list[tf.Tensor]] = [[] for _ in terms]
         for bucket in make_buckets(sizes, names, self.bucket_bytes, num_fused):
-            # Fused small reductions are last in their bucket.
-            num_own = sum(i < len(terms) - num_fused for i in bucket.indices)
-            sent = []
-            for parts in zip(*(terms[i] for i in bucket.indices), strict=True):
-                own = if_present(present, list(parts[:num_own])) if num_own else []
-                sent.append([*own, *parts[num_own:]])
+            sent = [list(own) for own in zip(*(terms[i] for i in bucket.indices), strict=True)]
             totals = collectives.all_reduce_many(sent, self._axis, **(options or {}))
             for i, total in zip(bucket.indices, zip(*totals, strict=True), strict=True):
                 results[i] = list(total)
@@ -217,24 +208,6 @@ class ProcessGroup:
     def barrier(self) -> None:
         """Returns when all processes have called it."""
         self.sum([tf.zeros([], tf.int32)])
-
-
-def if_present(present: bool | tf.Tensor, values: list[Any]) -> list[Any]:
-    """Returns `values` if `present`, else zeros in their place."""
-    if present is True:
-        return values
-
-    # IndexedSlices keep their indices: zero values at any index add nothing.
-    tensors = [v.values if isinstance(v, tf.IndexedSlices) else v for v in values]
-
-    def zeros() -> list[Any]:
-        return [tf.zeros_like(tensor) for tensor in tensors]
-
-    kept = zeros() if present is False else tf.cond(present, lambda: tensors, zeros)
-    return [
-        tf.IndexedSlices(own, v.indices, v.dense_shape) if isinstance(v, tf.IndexedSlices) else own
-        for v, own in zip(values, kept, strict=True)
-    ]
 
 
 # Collectives support few dtypes: others are sent as the same bits of another dtype, or as a wider one.

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import tensorflow as tf
 
 from strategies.collectives.base import Collectives
+from strategies.collectives.loopback import LOOPBACK
 from strategies.collectives.process_group import ProcessGroup
 from strategies.topology.mesh import DeviceMesh
 from strategies.topology.placement import local_grid, process_mesh, sharding_mesh
@@ -18,18 +19,17 @@ class ShardingProcessGroups:
     """The process groups over which the optimizer state of one part of a replica is sharded.
 
     Attributes:
-        inside: the processes that hold the other slices; None if this process holds all.
-        between: the processes of other sharding groups that hold the same slices; None if there are none, or if this
-            process holds all.
+        inside: the processes that hold the other slices.
+        between: the processes of other sharding groups that hold the same slices.
     """
 
-    inside: ProcessGroup | None = None
-    between: ProcessGroup | None = None
+    inside: ProcessGroup
+    between: ProcessGroup = LOOPBACK
 
 
 @dataclass(frozen=True)
 class ProcessGroups:
-    """The groups that contain this process; empty in a job of one process.
+    """The groups that contain this process; in a job of one process, the loopback group alone.
 
     Attributes:
         job: all processes, by rank.
@@ -40,7 +40,7 @@ class ProcessGroups:
         sharding: for each part that this process owns, the groups that shard its optimizer state; empty if none do.
     """
 
-    job: ProcessGroup | None = None
+    job: ProcessGroup = LOOPBACK
     data: tuple[ProcessGroup, ...] = ()
     model: Mapping[str, ProcessGroup] = field(default_factory=dict)
     collectives: Collectives | None = None
@@ -63,7 +63,7 @@ class ProcessGroups:
         along "pipe".
         """
         groups = [self.model[axis] for axis in ("tensor", "pipe") if axis in self.model]
-        if len(groups) > 1 and self.job is not None and not self.data:
+        if len(groups) > 1 and not self.data:
             groups = [self.job]
         for group in groups:
             [value] = group.sum([value])

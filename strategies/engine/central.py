@@ -177,7 +177,6 @@ class CentralStorage:
         shares = self._steps.context.shares
         values = with_maxima(self._layout, self._layout.per_replica(gradients), targets, shares)
         dtypes = [rounding_of(local_values(value)[0]) for value in values]
-        values = self._reductions.counted(values, shares)
         local = [i for i, value in enumerate(values) if isinstance(value, PerReplica)]
         sums = self._reductions.to_device(self.device, [values[i] for i in local], shares)
         for i, total in zip(local, sums, strict=True):

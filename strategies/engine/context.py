@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,6 +41,7 @@ class StepContext:
         graph: the graph in which the step is traced; None if it runs eagerly.
         weights: by local replica, the units of sharded weights and their states, see `sharding.units`; empty if the
             weights are whole, or have changed since a replica read them.
+        totals: sums of metric state over all replicas, by the variables' references, while these are read; else None.
     """
 
     shares: tuple[Share, ...] = ()
@@ -50,6 +51,7 @@ class StepContext:
     deferred: list[Callable[[Sequence[Any]], tuple[Any, list[Any]]]] = field(default_factory=list)
     graph: Any = None
     weights: dict[int | None, Any] = field(default_factory=dict)
+    totals: Mapping[Any, Any] | None = None
 
 
 _trainer: contextvars.ContextVar[TrainerCall | None] = contextvars.ContextVar("keras_strategies_trainer", default=None)

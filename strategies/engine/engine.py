@@ -17,16 +17,16 @@ import tensorflow as tf
 
 from strategies.collectives.agreement import Agreement
 from strategies.collectives.descriptions import carrying
-from strategies.collectives.fixed_order import sum_in_order
+from strategies.collectives.loopback import LOOPBACK
 from strategies.collectives.process_group import ProcessGroup
 from strategies.control_plane import Member
 from strategies.engine.accumulators import Accumulators
 from strategies.engine.central import CentralStorage
+from strategies.engine.device_reductions import DeviceReductions, LocalReduction
 from strategies.engine.gradient_sync import Accumulation, GradientSync
 from strategies.engine.layout import DataParallelGroup, ReplicaLayout
-from strategies.engine.metric_variables import holds_totals, reading_totals
 from strategies.engine.partial_sums import PartialSumVariable
-from strategies.engine.reductions import FusedReduction, LocalReduction, Reductions
+from strategies.engine.reductions import SUM, FusedReduction, Reductions
 from strategies.engine.save_counter import SaveCounter
 from strategies.engine.seeds import agree_on_random_state, agree_on_seed
 from strategies.engine.step import Steps
@@ -69,7 +69,7 @@ class Engine:
         #: The devices over which a replica is spread.
         self.parts = parts
         devices = [parts.part_devices(part) for part in parts.owned]
-        joined: Sequence[ProcessGroup | None] = parts.groups.data or [None] * len(devices)
+        joined: Sequence[ProcessGroup] = parts.groups.data or [LOOPBACK] * len(devices)
         #: All replicas of the job, and those of this process.
         self.layout = ReplicaLayout(tuple(starmap(DataParallelGroup, zip(devices, joined, strict=True))))
         #: The seed generator of replicas' random draws without a seed; created at the first such draw.
@@ -79,11 +79,13 @@ class Engine:
         #: The time that replicas wait for input and for each other.
         self.waits = Waits(self.layout.num_replicas)
         #: Reduces per-replica values over the replicas.
-        self.reductions = Reductions(self.layout, reduce_locally)
+        self.reductions = Reductions(self.layout)
+        if self.layout.num_processes == 1:
+            self.reductions = DeviceReductions(self.layout, reduce_locally)
         gradient_sync = GradientSync(self.layout, self.reductions, self.waits)
         #: Compares what processes have to have in common, and ends their datasets together; None without others.
         self.agreement: Agreement | None = None
-        if self.process_group is not None:
+        if self.num_processes > 1:
             num_together = len(parts.owners) if parts.spans_processes else 1
             self.agreement = Agreement(self.process_group, num_together)
         #: The running step.
@@ -114,7 +116,7 @@ class Engine:
         Raises:
             ValueError: on all processes, if their numbers of devices differ.
         """
-        if self.process_group is None:
+        if self.num_processes == 1:
             return
         with carrying("numbers of devices"):
             job = _check_alike(self.process_group, self.layout.num_local, len(self.parts.owned))
@@ -124,20 +126,25 @@ class Engine:
             agree_on_random_state(self.process_group)
 
     @property
-    def process_group(self) -> ProcessGroup | None:
-        """The group of all processes of the job; None without other processes."""
+    def process_group(self) -> ProcessGroup:
+        """The group of all processes of the job."""
         return self.parts.groups.job
+
+    @property
+    def num_processes(self) -> int:
+        """The number of processes of the job."""
+        return self.process_group.num_processes
 
     @property
     def owns_only_part(self) -> bool:
         """True if other processes hold variables of a model or its optimizer that this process does not hold."""
         sharded = self.sharded_updates
-        return self.parts.spans_processes or (sharded is not None and sharded.process_group is not None)
+        return self.parts.spans_processes or (sharded is not None and sharded.spans_processes)
 
     @property
     def should_checkpoint(self) -> bool:
         """True if this process writes checkpoints: only rank 0 does."""
-        return self.process_group is None or self.process_group.rank == 0
+        return self.process_group.rank == 0
 
     @property
     def computes_on_gpus(self) -> bool:
@@ -176,7 +183,7 @@ class Engine:
         if self.central is not None:
             return self.central.update(gradients, update, targets)
         update_of = functools.partial(self._updates.run, gradients, update, targets, accumulation)
-        if may_defer and self.layout.process_group is not None and accumulation is None:
+        if may_defer and self.layout.num_processes > 1 and accumulation is None:
             self._updates.defer(update_of)
             return None
         self.finish_update()
@@ -210,21 +217,19 @@ class Engine:
         Where stages are in several processes, the last one has the outputs: its sums are sent to all. Accumulated
         gradients stay each process' own.
         """
-        if holds_totals() or (self.layout.process_group is None and not self.parts.crosses("pipe")):
+        if self.steps.context.totals is not None or (self.layout.num_processes == 1 and not self.parts.crosses("pipe")):
             yield
             return
         chosen = [v for v in variables if v.aggregation == tf.VariableAggregation.SUM]
         own = [FusedReduction.from_variable(v, self.layout.group_of(v)) for v in chosen]
         totals = self.finish_update(own)
-        if totals is None and self.layout.process_group is None:
-            totals = [sum_in_order(reduction.values) for reduction in own]
-        elif totals is None:
+        if totals is None:
             with carrying("metrics"):
-                totals = self.reductions.across(tf.distribute.ReduceOp.SUM, [], fused=own)
+                totals = self.reductions.across(SUM, [], fused=own)
         shown = [i for i, v in enumerate(chosen) if not isinstance(v, PartialSumVariable)]
         for i, total in zip(shown, self.parts.broadcast_last_stage([totals[i] for i in shown]), strict=True):
             totals[i] = total
-        with reading_totals(zip(chosen, totals, strict=True)):
+        with self.steps.reading_totals(zip(chosen, totals, strict=True)):
             yield
 
 
@@ -232,6 +237,12 @@ def engine_of(strategy: tf.distribute.Strategy) -> Engine | None:
     """Returns the strategy's engine if the strategy is one of this package's, else None."""
     engine = getattr(strategy.extended, "engine", None)
     return engine if isinstance(engine, Engine) else None
+
+
+def engine_of_processes(strategy: tf.distribute.Strategy | None) -> Engine | None:
+    """Returns the strategy's engine if the strategy is one of this package's and its job has several processes."""
+    engine = None if strategy is None else engine_of(strategy)
+    return engine if engine is not None and engine.num_processes > 1 else None
 
 
 def _check_alike(process_group: ProcessGroup, num_replicas: int, num_parts: int) -> int:

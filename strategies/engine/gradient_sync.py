@@ -7,6 +7,7 @@ pass and compression are up to the process group.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,12 +18,10 @@ from strategies._tf_internals import Mirrored, PerReplica, select_replica
 from strategies.batches.shares import Share
 from strategies.engine.layout import ReplicaLayout, local_values
 from strategies.engine.maxima import with_maxima
-from strategies.engine.reductions import FusedReduction, Reductions
+from strategies.engine.reductions import SUM, FusedReduction, Reductions
 from strategies.engine.waiting import Waits
 from strategies.replica.overwritten import is_overwritten
 from strategies.replica.rounding import rounded, rounding_of
-
-_SUM = tf.distribute.ReduceOp.SUM
 
 
 @dataclass(frozen=True)
@@ -73,8 +72,8 @@ class GradientSync:
                 gets the sum over replicas of gradients and accumulators, and the accumulators are reset to zero. A
                 gradient that replaces its variable is the maximum over replicas in each step; the optimizer accumulates
                 it.
-            fused: small sums over all replicas, fused with the gradients' reduction; only between processes, and not
-                with `accumulation`, where most steps have no reduction.
+            fused: small sums over all replicas, fused with the gradients' reduction; not with `accumulation`, where
+                most steps have no reduction.
         """
         results = with_maxima(self._layout, self._layout.per_replica(gradients), targets, shares)
         done = {i for i, target in enumerate(targets or ()) if is_overwritten(target)}
@@ -88,7 +87,7 @@ class GradientSync:
         where = local if targets is None else [targets[i] for i in mine]
         totals: list[tf.Tensor] = []
         if accumulation is None:
-            sums = self._sum(local, where, shares, fused)
+            sums = self._sums(local, where, shares, fused)
             found, totals = sums[: len(mine)], sums[len(mine) :]
         elif fused:
             raise ValueError(f"Accumulated gradients take no fused reductions. Received: {len(fused)} of them.")
@@ -112,41 +111,22 @@ class GradientSync:
         results = list(gradients)
         mine = [i for i, dtype in enumerate(dtypes) if dtype is not None and isinstance(results[i], PerReplica)]
         local = [results[i] for i in mine]
-        sums = self._sum(local, local if targets is None else [targets[i] for i in mine], shares, ()) if mine else []
+        sums = self._sums(local, local if targets is None else [targets[i] for i in mine], shares) if mine else []
         for i, total in zip(mine, sums, strict=True):
             results[i] = Mirrored(tuple(local_values(total)))
         return [_rounded(value, dtype) for value, dtype in zip(results, dtypes, strict=True)]
 
-    def _sum(
-        self, local: list[Any], where: Sequence[Any], shares: Sequence[Share], fused: Sequence[FusedReduction]
-    ) -> list[Any]:
-        present: bool | tf.Tensor = True
-        if self._layout.process_group is not None and self._layout.num_local == 1:
-            # Gradients are sent bucket by bucket; a conditional around all of them would wait for the last.
-            present = shares[0].has_rows if shares else True
-        else:
-            local = self._reductions.counted(local, shares)
-        return self._measured(local, where, shares, present, fused)
-
     def _terms(self, gradients: Sequence[Any], shares: Sequence[Share]) -> list[Any]:
         """Returns each replica's term to accumulate; a sum that all replicas have already is divided equally."""
         n = self._layout.num_replicas
-        counted = self._reductions.counted(gradients, shares)
-        return [_part(value, n) if isinstance(value, Mirrored) else value for value in counted]
+        terms = self._reductions.terms(gradients, shares)
+        return [_part(value, n) if isinstance(value, Mirrored) else value for value in terms]
 
-    def _measured(
-        self,
-        local: list[Any],
-        where: Sequence[Any],
-        shares: Sequence[Share],
-        present: bool | tf.Tensor = True,
-        fused: Sequence[FusedReduction] = (),
+    def _sums(
+        self, local: list[Any], where: Sequence[Any], shares: Sequence[Share], fused: Sequence[FusedReduction] = ()
     ) -> list[Any]:
-        is_measured = bool(self._waits.measures_communication and local)
-        begin = self._waits.moment_after(local) if is_measured else None
-        sums = self._reductions.to_groups(_SUM, local, where, shares, present=present, as_gradients=True, fused=fused)
-        if begin is not None:
-            self._waits.add_communication(begin, self._waits.moment_after(sums[: len(local)]))
+        with self._waits.communicating(local) as sums:
+            sums += self._reductions.to_groups(SUM, local, where, shares, as_gradients=True, fused=fused)
         return sums
 
     def _accumulated(
@@ -164,7 +144,7 @@ class GradientSync:
         flags = {flag.ref(): flag for each in accumulators if (flag := getattr(each, "is_spread", None)) is not None}
 
         def note(spread: bool) -> None:
-            for flag in flags.values() if self._layout.process_group is not None else ():
+            for flag in flags.values() if self._layout.num_processes > 1 else ():
                 flag.assign(spread)
 
         def own() -> list[list[tf.Tensor]]:
@@ -184,7 +164,8 @@ class GradientSync:
                         components.append(partial_sum + tf.convert_to_tensor(value))
                         partial_sum.assign(tf.zeros_like(partial_sum))
                 totals.append(PerReplica(tuple(components)))
-            reduced = self._measured(totals, where, shares)
+            # The sums of earlier steps count, whether the replica has rows in this one or not.
+            reduced = self._sums(totals, where, [dataclasses.replace(share, has_rows=True) for share in shares])
             return [[select_replica(r, total) for total in reduced] for r in range(num_local)]
 
         chosen = tf.cond(is_due, summed, own)

@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from strategies._tf_internals import PerReplica
+from strategies.collectives.loopback import LOOPBACK
 from strategies.collectives.process_group import ProcessGroup
 
 
@@ -18,12 +19,11 @@ class DataParallelGroup:
 
     Attributes:
         devices: full names, one for each local replica.
-        process_group: joins the first device to the devices that hold the part in replicas of other processes; None
-            without other processes.
+        process_group: joins the first device to the devices that hold the part in replicas of other processes.
     """
 
     devices: tuple[str, ...]
-    process_group: ProcessGroup | None = None
+    process_group: ProcessGroup = LOOPBACK
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,8 @@ class ReplicaLayout:
         return self.groups[0].devices
 
     @property
-    def process_group(self) -> ProcessGroup | None:
-        """The group of the processes along the data axis, this one included; None without other processes."""
+    def process_group(self) -> ProcessGroup:
+        """The group of the processes along the data axis, this one included."""
         return self.groups[0].process_group
 
     @property
@@ -54,7 +54,7 @@ class ReplicaLayout:
     @property
     def num_processes(self) -> int:
         """The number of processes along the data axis."""
-        return 1 if self.process_group is None else self.process_group.num_processes
+        return self.process_group.num_processes
 
     @property
     def num_replicas(self) -> int:
@@ -64,7 +64,7 @@ class ReplicaLayout:
     @property
     def first_replica(self) -> int:
         """The index, on the data axis, of this process' first replica."""
-        return 0 if self.process_group is None else self.process_group.rank * self.num_local
+        return self.process_group.rank * self.num_local
 
     def group_of(self, where: Any) -> int:
         """Returns the number of the group on whose devices a tensor or distributed value is; 0 if there is none."""
@@ -93,8 +93,11 @@ class ReplicaLayout:
         return PerReplica(tuple(copies)) if len(copies) > 1 else total
 
     def per_replica(self, values: Sequence[Any]) -> list[Any]:
-        """Wraps plain values as `PerReplica`: with one local replica, TensorFlow passes local values unwrapped."""
-        if self.process_group is None or self.num_local > 1:
+        """Wraps plain values as `PerReplica`: with one local replica, TensorFlow passes local values unwrapped.
+
+        With one replica in all, a value is the sum already.
+        """
+        if self.num_replicas == 1 or self.num_local > 1:
             return list(values)
         return [v if v is None or isinstance(v, tf.distribute.DistributedValues) else PerReplica((v,)) for v in values]
 

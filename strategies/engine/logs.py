@@ -61,9 +61,7 @@ def combine_logs(outputs: Any, shares: Sequence[Share], layout: ReplicaLayout) -
                 flat[i] = _extreme(local, shares, layout, next(iter(kinds)))
             elif (part := _part_of_batch(name, local, kinds, shares)) is not None:
                 summed[i] = part
-        totals = list(summed.values())
-        if totals and layout.process_group is not None:
-            totals = layout.process_group.sum(totals)
+        totals = layout.process_group.sum(list(summed.values()))
     for i, total in zip(summed, totals, strict=True):
         flat[i] = total
     return tf.nest.pack_sequence_as(outputs, flat)
@@ -142,13 +140,11 @@ def _are_rows(kinds: set[Kind], local: Sequence[tf.Tensor], shares: Sequence[Sha
 
 def _laid_end_to_end(local: Sequence[tf.Tensor], shares: Sequence[Share], layout: ReplicaLayout) -> tf.Tensor:
     own = tf.concat([_own_rows(share, value) for share, value in zip(shares, local, strict=True)], 0)
-    return own if layout.process_group is None else layout.process_group.gather(own)
+    return layout.process_group.gather(own)
 
 
 def _own_rows(share: Share, value: tf.Tensor) -> tf.Tensor:
-    if share.has_rows is True:
-        return value
-    return value[: tf.where(share.has_rows, tf.shape(value)[0], 0)]
+    return value if share.has_rows is True else value[: share.keep(tf.shape(value)[0], 0)]
 
 
 def _extreme(local: Sequence[tf.Tensor], shares: Sequence[Share], layout: ReplicaLayout, kind: Kind) -> tf.Tensor:
@@ -160,8 +156,6 @@ def _extreme(local: Sequence[tf.Tensor], shares: Sequence[Share], layout: Replic
         share.keep(value, tf.fill(tf.shape(value), tf.constant(worst, value.dtype)))
         for share, value in zip(shares, numbers, strict=True)
     ]
-    own = tf.stack(kept)
-    if layout.process_group is not None:
-        own = layout.process_group.gather(own)
-    found = tf.reduce_max(own, 0) if kind is Kind.MAX else tf.reduce_min(own, 0)
+    every = layout.process_group.gather(tf.stack(kept))
+    found = tf.reduce_max(every, 0) if kind is Kind.MAX else tf.reduce_min(every, 0)
     return tf.cast(found, dtype)

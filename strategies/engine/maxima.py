@@ -40,8 +40,7 @@ def with_maxima(
         group = layout.groups[k]
         with tf.device(group.devices[0]), carrying("the maxima of scales"):
             largest = [maximum(_present(local_values(found[i]), shares)) for i in by_group[k]]
-            if group.process_group is not None:
-                largest = group.process_group.maximum(largest)
+            largest = group.process_group.maximum(largest)
         for i, value in zip(by_group[k], largest, strict=True):
             copied = layout.copied_to(k, value)
             found[i] = Mirrored(tuple(local_values(copied)))
@@ -52,9 +51,8 @@ def _present(values: Sequence[Any], shares: Sequence[Share]) -> list[Any]:
     """Returns the replicas' values of a gradient, with the dtype's lowest number for replicas without rows."""
     if len(values) != len(shares):
         return list(values)
-    kept = []
-    for value, share in zip(values, shares, strict=True):
-        tensor = tf.convert_to_tensor(value)
-        none = tf.constant(tensor.dtype.min, tensor.dtype)
-        kept.append(tensor if share.has_rows is True else tf.where(share.has_rows, tensor, none))
-    return kept
+    tensors = [tf.convert_to_tensor(value) for value in values]
+    return [
+        share.keep(tensor, tf.fill(tf.shape(tensor), tf.constant(tensor.dtype.min, tensor.dtype)))
+        for share, tensor in zip(shares, tensors, strict=True)
+    ]

@@ -5,9 +5,7 @@ A replica without rows adds nothing. The contract is tested in ``tests/strategie
 
 from __future__ import annotations
 
-import contextlib
-import contextvars
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -19,30 +17,11 @@ from strategies.batches.row_marks import mark
 from strategies.engine import metric_writes, state_writes
 from strategies.engine.variables import ReadableNumber
 
-#: Sums of metric state over all replicas, by the variables' references; None outside :func:`reading_totals`.
-_totals: contextvars.ContextVar[Mapping[Any, tf.Tensor] | None] = contextvars.ContextVar(
-    "keras_strategies_metric_totals", default=None
-)
-
-
-@contextlib.contextmanager
-def reading_totals(totals: Iterable[tuple[MetricVariable, tf.Tensor]]) -> Iterator[None]:
-    """Context manager: reading one of the variables outside replicas returns its paired total."""
-    token = _totals.set({variable.ref(): total for variable, total in totals})
-    try:
-        yield
-    finally:
-        _totals.reset(token)
-
-
-def holds_totals() -> bool:
-    """Returns True inside :func:`reading_totals`."""
-    return _totals.get() is not None
-
 
 def total_of(variable: MetricVariable) -> tf.Tensor | None:
-    """Returns the total that is paired with ``variable``; None outside :func:`reading_totals`."""
-    return (_totals.get() or {}).get(variable.ref())
+    """Returns the total of ``variable`` over all replicas; None outside of ``Engine.metric_totals``."""
+    totals = variable.distribute_strategy.extended.engine.steps.context.totals
+    return None if totals is None else totals.get(variable.ref())
 
 
 class MetricVariable(ReadableNumber, SyncOnReadVariable):

@@ -41,7 +41,7 @@ def combined(outputs: Any, shares: Sequence[Share], layout: ReplicaLayout) -> An
         return combine_logs(outputs, shares, layout) if layout.num_replicas > 1 else outputs
     if not all(share.has_rows is True and share.is_even for share in shares):
         outputs = tf.nest.map_structure(lambda leaf: _without_dummy_rows(leaf, shares), outputs)
-    if combination == "concat" and layout.process_group is not None:
+    if combination == "concat" and layout.num_processes > 1:
         return tf.nest.map_structure(lambda leaf: _rows_of_all_processes(leaf, layout), outputs)
     return outputs
 
@@ -52,7 +52,7 @@ def _first(leaf: Any) -> Any:
 
 def _rows_of_all_processes(value: Any, layout: ReplicaLayout) -> Any:
     local = local_values(value)
-    if layout.process_group is None or not all(isinstance(v, tf.Tensor) for v in local):
+    if not all(isinstance(v, tf.Tensor) for v in local):
         raise ValueError(
             "Across processes, predict gathers dense tensors only. Make the model's outputs dense, for instance "
             f"with to_tensor(). Received: {value}"

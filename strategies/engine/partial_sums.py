@@ -48,7 +48,7 @@ class PartialSumVariable(MetricVariable):
     @property
     def is_shared(self) -> bool:
         """True if other processes also hold partial sums."""
-        return self.distribute_strategy.extended.engine.layout.process_group is not None
+        return self.distribute_strategy.extended.engine.layout.num_processes > 1
 
     def _fix(self) -> str:
         return (

@@ -8,30 +8,13 @@ original weights are never initialized.
 
 from __future__ import annotations
 
-import contextlib
-import contextvars
-from collections.abc import Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
 
+from strategies.replica.creation_context import creation_context
 from strategies.replica.deferred import DeferredVariable, RemoteVariable, is_remote
 from strategies.replica.parts import ReplicaParts
-
-#: The shape and the dtype of the variable that Keras is creating; a callable initial value does not reveal them.
-_asked: contextvars.ContextVar[tuple[Sequence[int], str] | None] = contextvars.ContextVar(
-    "keras_strategies_asked_variable", default=None
-)
-
-
-@contextlib.contextmanager
-def asking_for(shape: Sequence[int], dtype: str) -> Iterator[None]:
-    """Context manager: a variable of this shape and dtype is created from a callable initial value."""
-    token = _asked.set((tuple(shape), dtype))
-    try:
-        yield
-    finally:
-        _asked.reset(token)
 
 
 def has_value(part: int | None, kwargs: dict[str, Any], *, may_defer: bool = True) -> bool:
@@ -94,9 +77,9 @@ def _device_of(reference: Any) -> str:
 
 
 def _shape_and_dtype(initial_value: Any, dtype: Any) -> tuple[tf.TensorShape, tf.DType]:
-    asked = _asked.get()
-    if callable(initial_value) and asked is not None:
-        return tf.TensorShape(asked[0]), tf.as_dtype(asked[1])
+    form = creation_context().form
+    if callable(initial_value) and form is not None:
+        return tf.TensorShape(form[0]), tf.as_dtype(form[1])
     if callable(initial_value):
         with tf.Graph().as_default():
             made = tf.convert_to_tensor(initial_value(), dtype)

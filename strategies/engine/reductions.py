@@ -1,8 +1,8 @@
 """Reduces values of several replicas: over the devices of this process, then over the processes.
 
-Gradients, metrics and a program's own reductions take the same two steps. With one process there is only the first, and
-TensorFlow's own cross-device ops do it. With one local replica there is only the second: a local value is then a plain
-tensor, as TensorFlow passes them where there is one replica.
+Gradients, metrics and a program's own reductions take the same two steps. With one local replica there is only the
+second: a local value is then a plain tensor, as TensorFlow passes them where there is one replica. With one process
+there is only the first, see ``device_reductions.py``.
 
 Where a replica spans several devices, each sum is computed for one of its parts: over the devices that hold this part
 in the replicas, its data-parallel group, and the sum stays there. Nothing goes through the devices of other parts.
@@ -10,7 +10,7 @@ in the replicas, its data-parallel group, and the sum stays there. Nothing goes 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,20 +20,12 @@ from strategies._tf_internals import PerReplica
 from strategies.batches.shares import Share
 from strategies.collectives.buckets import make_buckets
 from strategies.collectives.fixed_order import sum_in_order
-from strategies.collectives.process_group import ProcessGroup, if_present
+from strategies.collectives.process_group import ProcessGroup
 from strategies.engine.layout import ReplicaLayout, local_values
 from strategies.engine.slices_across import slices_across
 from strategies.replica.slices import Lookups, combine_lookups
-from strategies.topology.devices import is_gpu
 
-#: The size of a bucket of gradients that the GPUs of one process sum by NCCL, which is fastest with large messages.
-GPU_BUCKET_BYTES = 64 * 2**20
-
-_SUM, _MEAN = tf.distribute.ReduceOp.SUM, tf.distribute.ReduceOp.MEAN
-
-#: Reduces (value, destination) pairs over the devices of one group, in this process. Its arguments are
-#: ``(reduce_op, pairs, devices, options)``.
-LocalReduction = Callable[[Any, list[tuple[Any, Any]], tuple[str, ...], Any], list[Any]]
+SUM, MEAN = tf.distribute.ReduceOp.SUM, tf.distribute.ReduceOp.MEAN
 
 
 @dataclass(frozen=True)
@@ -63,12 +55,15 @@ class Reductions:
 
     Args:
         layout: the replicas.
-        reduce_locally: reduces dense values over the devices of this process.
     """
 
-    def __init__(self, layout: ReplicaLayout, reduce_locally: LocalReduction) -> None:
+    def __init__(self, layout: ReplicaLayout) -> None:
         self._layout = layout
-        self._reduce_locally = reduce_locally
+
+    @property
+    def _bucket_bytes(self) -> int:
+        """The maximum size of a bucket of gradients."""
+        return self._layout.process_group.bucket_bytes
 
     def to_groups(
         self,
@@ -77,7 +72,6 @@ class Reductions:
         where: Sequence[Any],
         shares: Sequence[Share] = (),
         *,
-        present: bool | tf.Tensor = True,
         as_gradients: bool = False,
         options: Any = None,
         fused: Sequence[FusedReduction] = (),
@@ -85,65 +79,22 @@ class Reductions:
         """Returns each value's reduction, on all local devices of the group of its destination, then the fused sums.
 
         Args:
-            reduce_op: sum or mean.
+            reduce_op: sum or mean. Replicas without rows of their own add nothing to a sum.
             values: per-replica tensors or ``IndexedSlices``, of local shapes.
             where: for each value a distributed value, on whose devices its reduction is wanted.
             shares: the shares of the local replicas in the step that computed the values; empty without a step.
-            present: with one local replica, True if this process' values count. With several, replicas that do not
-                count must pass zeros.
             as_gradients: True to apply the compression and the reduction op of gradients.
             options: options for TensorFlow's reductions.
-            fused: small reductions that are fused, only between processes. Their sums are as in :meth:`across`.
+            fused: small reductions that are fused. Their sums are as in :meth:`across`.
         """
         groups = [self._layout.group_of(each) for each in where]
-        if self._layout.process_group is not None:
-            totals = self.across(
-                reduce_op,
-                values,
-                shares,
-                present,
-                as_gradients=as_gradients,
-                on_all_devices=True,
-                groups=groups,
-                fused=fused,
-            )
-            copied = [
-                total if isinstance(total, PerReplica) else self._layout.copied_to(k, total)
-                for total, k in zip(totals, groups, strict=False)
-            ]
-            return [*copied, *totals[len(copied) :]]
-        if fused:
-            raise RuntimeError("There are no other processes.")
-        found: list[Any] = [None] * len(values)
-        dense: dict[tuple[str, ...], list[int]] = {}
-        for i, (value, destination) in enumerate(zip(values, where, strict=True)):
-            if reduce_op == _SUM and _is_sparse(value):
-                found[i] = self._joined(value, shares, groups[i])
-            else:
-                dense.setdefault(tuple(getattr(destination, "_devices", ())), []).append(i)
-        options = options or tf.distribute.experimental.CommunicationOptions()
-        for devices, indices in dense.items():
-            for packed in _packs(values, indices, devices) if as_gradients else [indices]:
-                made = self._reduce_locally(reduce_op, [(values[i], where[i]) for i in packed], devices, options)
-                for i, total in zip(packed, made, strict=True):
-                    found[i] = total
-        return found
-
-    def _joined(self, value: Any, shares: Sequence[Share], group: int) -> Any:
-        """Concatenates the slices of the local replicas, on each device of a group.
-
-        Their number depends on the rows of the batch: collectives, which have a fixed shape, cannot send them.
-        """
-        devices = self._layout.groups[group].devices
-        if not any(is_gpu(device) for device in devices):
-            with tf.device(devices[0]):
-                return self._layout.copied_to(group, _lookups(value, shares).joined())
-        joined = []
-        for device in devices:
-            # Each device copies from all others: GPUs copy pairwise, and the first GPU is no bottleneck.
-            with tf.device(device):
-                joined.append(_lookups(value, shares).joined())
-        return PerReplica(tuple(joined))
+        terms = self.terms(values, shares) if reduce_op == SUM else values
+        totals = self._across(reduce_op, terms, shares, groups, fused, as_gradients=as_gradients, on_all_devices=True)
+        copied = [
+            total if isinstance(total, PerReplica) else self._layout.copied_to(k, total)
+            for total, k in zip(totals, groups, strict=False)
+        ]
+        return [*copied, *totals[len(copied) :]]
 
     def to_device(self, device: str, values: Sequence[Any], shares: Sequence[Share]) -> list[Any]:
         """Returns the sum of each value over the local replicas, on one device; slices are concatenated.
@@ -155,8 +106,8 @@ class Reductions:
         """
         with tf.device(device):
             return [
-                _lookups(value, shares).joined() if _is_sparse(value) else sum_in_order(local_values(value))
-                for value in values
+                joined_lookups(value, shares).joined() if is_sparse(value) else sum_in_order(local_values(value))
+                for value in self.terms(values, shares)
             ]
 
     def across(
@@ -164,45 +115,54 @@ class Reductions:
         reduce_op: Any,
         values: Sequence[Any],
         shares: Sequence[Share] = (),
-        present: bool | tf.Tensor = True,
-        *,
-        as_gradients: bool = False,
-        on_all_devices: bool = False,
-        groups: Sequence[int] | None = None,
         fused: Sequence[FusedReduction] = (),
     ) -> list[Any]:
         """Returns the reduction of each value over all replicas of all processes, then the sum of each of `fused`.
 
-        Each result is on the first local device of its group: `groups` has one group per value; None means group 0.
-        With `on_all_devices`, dense results are per replica where the process group joins the devices. The other
-        arguments are those of :meth:`to_groups`.
+        Each result is on the first local device of its group; that of a value is group 0. The arguments are those of
+        :meth:`to_groups`, but replicas without rows count.
         """
-        wanted = [0] * len(values) if groups is None else list(groups)
-        wanted += [reduction.group for reduction in fused]
+        return self._across(reduce_op, values, shares, [0] * len(values), fused)
+
+    def _across(
+        self,
+        reduce_op: Any,
+        values: Sequence[Any],
+        shares: Sequence[Share],
+        groups: Sequence[int],
+        fused: Sequence[FusedReduction],
+        *,
+        as_gradients: bool = False,
+        on_all_devices: bool = False,
+    ) -> list[Any]:
+        """Like :meth:`across`, in the group of each value.
+
+        With `on_all_devices`, dense results are per replica where the process group joins the devices.
+        """
+        wanted = [*groups, *(reduction.group for reduction in fused)]
         totals: list[Any] = [None] * len(wanted)
         # Sorted: all processes must run the groups' collectives in the same order.
         for k in sorted(set(wanted)):
             mine = [i for i, group in enumerate(wanted) if group == k]
-            own = [i for i in mine if i < len(values)]
+            local = [values[i] for i in mine if i < len(values)]
             chosen = [fused[i - len(values)] for i in mine if i >= len(values)]
+            process_group = self._layout.groups[k].process_group
             with tf.device(self._layout.groups[k].devices[0]):
-                process_group = self._layout.groups[k].process_group
-                if process_group is None:
-                    raise RuntimeError("There are no other processes.")
-                local = [values[i] for i in own]
                 if on_all_devices and process_group.joins_devices:
                     made, also = _sums_of_devices(process_group, local, shares, chosen)
                 else:
-                    made, also = _sums_across(process_group, local, shares, present, as_gradients, chosen)
-                if reduce_op == _MEAN:
-                    n = self._layout.num_replicas
-                    made = [_divided(total, n) for total in made]
+                    made, also = _sums_across(process_group, local, shares, as_gradients, chosen)
+                if reduce_op == MEAN:
+                    made = [_divided(total, self._layout.num_replicas) for total in made]
             for i, total in zip(mine, (*made, *also), strict=True):
                 totals[i] = total
         return totals
 
-    def counted(self, values: Sequence[Any], shares: Sequence[Share]) -> list[Any]:
-        """Returns the values, with zeros for replicas without rows of their own; other values are not copied."""
+    def terms(self, values: Sequence[Any], shares: Sequence[Share]) -> list[Any]:
+        """Returns the replicas' terms of sums: zeros for replicas without rows of their own; copies no other value.
+
+        Each bucket has a conditional of its own: it need not wait for the gradients that follow.
+        """
         values = list(values)
         mine = [i for i, v in enumerate(values) if isinstance(v, PerReplica) and len(v.values) == len(shares)]
         if not mine or all(share.has_rows is True for share in shares):
@@ -216,14 +176,35 @@ class Reductions:
                 by_device.setdefault(device if device in own else first, []).append(i)
             kept: dict[int, Any] = {}
             for device, indices in by_device.items():
-                # Without a device, the conditional would copy all values to the first device.
-                with tf.device(device):
-                    present = if_present(share.has_rows, [values[i].values[r] for i in indices])
-                kept |= zip(indices, present, strict=True)
+                for bucket in in_buckets(values, indices, self._bucket_bytes):
+                    # Without a device, the conditional would copy all values to the first device.
+                    with tf.device(device):
+                        kept |= zip(bucket, share.terms([values[i].values[r] for i in bucket]), strict=True)
             per_replica.append([kept[i] for i in mine])
         for i, components in zip(mine, zip(*per_replica, strict=True), strict=True):
             values[i] = PerReplica(components)
         return values
+
+
+def is_sparse(value: Any) -> bool:
+    """Returns True if a value is ``IndexedSlices``, on each replica."""
+    return isinstance(local_values(value)[0], tf.IndexedSlices)
+
+
+def in_buckets(values: Sequence[Any], indices: Sequence[int], bucket_bytes: int) -> list[list[int]]:
+    """Returns the buckets of the values at `indices`, as lists of indices, in the order in which they are ready."""
+    tensors = [local_values(values[i])[0] for i in indices]
+    sizes = [(tensor.shape.num_elements() or 0) * tensor.dtype.size for tensor in tensors]
+    buckets = make_buckets(sizes, [tensor.dtype.name for tensor in tensors], bucket_bytes)
+    return [[indices[i] for i in bucket.indices] for bucket in buckets]
+
+
+def joined_lookups(value: Any, shares: Sequence[Share]) -> Lookups:
+    """Returns the slices of all local replicas as one object."""
+    local = local_values(value)
+    if len(local) != len(shares):
+        return Lookups((), tuple(local))
+    return combine_lookups([Lookups.from_gradient(each, s.dependence) for each, s in zip(local, shares, strict=True)])
 
 
 def _divided(total: Any, n: int) -> Any:
@@ -232,43 +213,16 @@ def _divided(total: Any, n: int) -> Any:
     return tf.cast(total / tf.cast(n, total.dtype), total.dtype)
 
 
-def _packs(values: Sequence[Any], indices: Sequence[int], devices: Sequence[str]) -> list[list[int]]:
-    """Returns the buckets of gradients, as lists of indices, in the order in which they are reduced.
-
-    TensorFlow's collectives pack all tensors of one call into one message, which then waits for the last gradient.
-    Between CPU devices gradients are added one by one, each when it is ready.
-    """
-    if not any(is_gpu(device) for device in devices):
-        return [list(indices)]
-    tensors = [local_values(values[i])[0] for i in indices]
-    sizes = [(tensor.shape.num_elements() or 0) * tensor.dtype.size for tensor in tensors]
-    buckets = make_buckets(sizes, [tensor.dtype.name for tensor in tensors], GPU_BUCKET_BYTES)
-    return [[indices[i] for i in bucket.indices] for bucket in buckets]
-
-
-def _is_sparse(value: Any) -> bool:
-    return isinstance(local_values(value)[0], tf.IndexedSlices)
-
-
-def _lookups(value: Any, shares: Sequence[Share]) -> Lookups:
-    """Returns the slices of all local replicas as one object."""
-    local = local_values(value)
-    if len(local) != len(shares):
-        return Lookups((), tuple(local))
-    return combine_lookups([Lookups.from_gradient(each, s.dependence) for each, s in zip(local, shares, strict=True)])
-
-
 def _sums_across(
     process_group: ProcessGroup,
     values: Sequence[Any],
     shares: Sequence[Share],
-    present: bool | tf.Tensor,
     as_gradients: bool,
     fused: Sequence[FusedReduction],
 ) -> tuple[list[Any], list[tf.Tensor]]:
     """Returns the sums of the values, and the sums of `fused`."""
     sum_dense = process_group.sum_gradients if as_gradients else process_group.sum
-    lookups = {i: _lookups(value, shares) for i, value in enumerate(values) if _is_sparse(value)}
+    lookups = {i: joined_lookups(value, shares) for i, value in enumerate(values) if is_sparse(value)}
     totals: list[Any] = [None if i in lookups else sum_in_order(local_values(value)) for i, value in enumerate(values)]
     if as_gradients and process_group.combines_means and shares:
         # The weight of the rows of all local replicas.
@@ -279,11 +233,11 @@ def _sums_across(
         lookups = {}
     dense = [i for i in range(len(totals)) if i not in lookups]
     fused_terms = [sum_in_order(reduction.values) for reduction in fused]
-    sums = sum_dense([totals[i] for i in dense], present, fused_terms)
+    sums = sum_dense([totals[i] for i in dense], fused_terms)
     for i, total in zip(dense, sums, strict=False):
         totals[i] = total
     for i, own in lookups.items():
-        totals[i] = slices_across(process_group, own, present)
+        totals[i] = slices_across(process_group, own)
     return totals, sums[len(dense) :]
 
 
@@ -291,7 +245,7 @@ def _sums_of_devices(
     process_group: ProcessGroup, values: Sequence[Any], shares: Sequence[Share], fused: Sequence[FusedReduction]
 ) -> tuple[list[Any], list[tf.Tensor]]:
     """Like `_sums_across`, but dense values are reduced between all devices, with per-replica results."""
-    dense = [i for i, value in enumerate(values) if not _is_sparse(value)]
+    dense = [i for i, value in enumerate(values) if not is_sparse(value)]
     terms = [_spread(local_values(values[i]), process_group.devices) for i in dense]
     fused_terms = [_spread(reduction.values, process_group.devices) for reduction in fused]
     sums = process_group.sum_of_devices(terms, fused_terms)
@@ -300,7 +254,7 @@ def _sums_of_devices(
         totals[i] = PerReplica(tuple(total))
     for i, value in enumerate(values):
         if i not in dense:
-            totals[i] = slices_across(process_group, _lookups(value, shares), present=True)
+            totals[i] = slices_across(process_group, joined_lookups(value, shares))
     return totals, [total[0] for total in sums[len(dense) :]]
 
 

@@ -52,21 +52,19 @@ class ReplicaWrites:
         return [variable for each in self._in_functions if (variable := each()) is not None]
 
 
-def agree(
-    written: Sequence[ReplicaStateVariable], local_shares: Sequence[Share], process_group: ProcessGroup | None
-) -> None:
+def agree(written: Sequence[ReplicaStateVariable], local_shares: Sequence[Share], process_group: ProcessGroup) -> None:
     """Sets the components of each variable to their mean over all replicas, weighted by rows.
 
     Args:
         written: the variables that a replica wrote alone in this step.
         local_shares: the shares of this process' replicas, one per component.
-        process_group: the group of the processes that hold replicas; None without other processes.
+        process_group: the group of the processes that hold replicas.
     """
     if local_shares[0].num_replicas == 1:
         return
     for vector in state_vectors(written):
         with tf.device(vector.devices[0]):
-            if process_group is None:
+            if process_group.num_processes == 1:
                 mean = local_mean(vector.read(), local_shares)
             else:
                 mean = process_group.sum([vector.term_of_mean(local_shares)])[0]

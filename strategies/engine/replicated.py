@@ -29,6 +29,7 @@ from strategies.engine.engine import Engine
 from strategies.engine.explained import explained
 from strategies.engine.layout import local_values
 from strategies.engine.legacy_keras import refuse_caller, refuse_step
+from strategies.engine.reductions import SUM
 from strategies.engine.variable_makers import VariableMakers
 from strategies.replica import graph_lifetimes
 from strategies.replica.parts import ReplicaParts
@@ -132,12 +133,10 @@ class ReplicatedExtended(MirroredExtended):
     def _get_variable_creator_initial_value(self, replica_id: int, device: str, primary_var: Any, **kwargs: Any) -> Any:
         # If replicas span processes, no two processes may hold the same variables: no broadcast, all draw the same
         # numbers.
-        if self.engine.process_group is None or replica_id > 0 or self.engine.parts.spans_processes:
+        if self.engine.num_processes == 1 or replica_id > 0 or self.engine.parts.spans_processes:
             return super()._get_variable_creator_initial_value(replica_id, device, primary_var, **kwargs)
         # Broadcast through the variable's own device only: another device may have no memory for it.
-        joined = [
-            each.process_group for each in self._layout.groups if each.devices[0] == device and each.process_group
-        ]
+        joined = [each.process_group for each in self._layout.groups if each.devices[0] == device]
         process_group, initial_value = next(iter(joined), self.engine.process_group), kwargs["initial_value"]
 
         def from_rank_0() -> tf.Tensor:
@@ -154,7 +153,7 @@ class ReplicatedExtended(MirroredExtended):
     # ---- reductions
 
     def _reduce_to(self, reduce_op: Any, value: Any, destinations: Any, options: Any) -> Any:
-        if self._layout.process_group is None:
+        if self._layout.num_processes == 1:
             return super()._reduce_to(reduce_op, value, destinations, options)
         if reduce_op == tf.distribute.ReduceOp.MEAN and is_mirrored(value):
             return value
@@ -169,8 +168,8 @@ class ReplicatedExtended(MirroredExtended):
         values = [without_gradient(value) for value, _ in value_destination_pairs]
         where = [where for _, where in value_destination_pairs]
         local_shares = self.engine.steps.context.shares
-        if reduce_op == tf.distribute.ReduceOp.SUM:
-            values = self.engine.reductions.counted(self._layout.per_replica(values), local_shares)
+        if reduce_op == SUM:
+            values = self._layout.per_replica(values)
         totals = self.engine.reductions.to_groups(reduce_op, values, where, local_shares, options=options)
         for total in totals:
             # The reduction is the same on all replicas, whatever the kind of its terms.
@@ -193,16 +192,15 @@ class ReplicatedExtended(MirroredExtended):
         return list(self._reductions_by_devices[devices].batch_reduce(reduce_op, pairs, options=options))
 
     def _gather_to_implementation(self, value: Any, destinations: Any, axis: Any, options: Any) -> Any:
-        process_group = self._layout.process_group
-        if process_group is None:
+        if self._layout.num_processes == 1:
             return super()._gather_to_implementation(value, destinations, axis, options)
         local = [tf.convert_to_tensor(v) for v in local_values(value)]
-        return process_group.gather(tf.concat(local, axis) if len(local) > 1 else local[0], int(axis))
+        return self._layout.process_group.gather(tf.concat(local, axis) if len(local) > 1 else local[0], int(axis))
 
     # ---- input
 
     def _experimental_distribute_dataset(self, dataset: Any, options: Any) -> Any:
-        if self.engine.agreement is not None and self._layout.process_group is not None:
+        if self.engine.agreement is not None and self._layout.num_processes > 1:
             return self._clocked(sharding.distribute(dataset, self.engine.agreement, self._layout.num_local))
         if options is not None or not isinstance(dataset, tf.data.Dataset):
             return super()._experimental_distribute_dataset(dataset, options)
@@ -222,7 +220,7 @@ class ReplicatedExtended(MirroredExtended):
         return dataset.apply(self.engine.waits.clocked) if hasattr(dataset, "apply") else dataset
 
     def _make_input_context(self) -> tf.distribute.InputContext:
-        position = 0 if self._layout.process_group is None else self._layout.process_group.rank
+        position = self._layout.process_group.rank
         return tf.distribute.InputContext(self._layout.num_processes, position, self._layout.num_replicas)
 
     def _experimental_distribute_values_from_function(self, value_fn: Any) -> Any:

@@ -203,7 +203,7 @@ def _sizes_of_processes(strategy: Any, *sizes: Any) -> list[Any]:
     layout: ReplicaLayout = strategy.extended.engine.layout
     with tf.device(layout.devices[0]):
         local = tf.stack([tf.add_n(local_values(each)) for each in sizes])
-        if layout.process_group is not None:
+        if layout.num_processes > 1:
             with carrying("numbers of gathered rows"):
                 local = layout.process_group.gather(local[None], equal_sizes=True)
         # Not copied to the other devices: it is small, and every use reads it from the host.
@@ -217,7 +217,7 @@ def _gathered(strategy: Any, values: Any, _: Any, in_processes: Any) -> list[Any
     group, own = layout.groups[k], local_values(values)
     with tf.device(group.devices[0]):
         local = tf.concat(own, 0) if len(own) > 1 else own[0]
-        if group.process_group is not None:
+        if layout.num_processes > 1:
             if local.dtype == tf.string:
                 raise ValueError(
                     "strategies.gather_rows sends no strings to other processes. Gather the numbers that represent "
@@ -238,7 +238,7 @@ def _scattered(strategy: Any, values: Any, sizes: Any, in_processes: Any) -> lis
     group = layout.groups[layout.group_of(values)]
     with tf.device(group.devices[0]):
         total = sum_in_order(local_values(values))
-        if group.process_group is not None:
+        if layout.num_processes > 1:
             counts = local_values(in_processes)[0]
             most, n, rank = tf.reduce_max(counts), group.process_group.num_processes, group.process_group.rank
             sent = tf.stack([_padded(part, most) for part in tf.split(total, counts, num=n)])

@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from strategies.collectives.process_group import ProcessGroup, if_present
+from strategies.collectives.process_group import ProcessGroup
 from strategies.replica.slices import Lookups, side_by_side, summed_by_index
 
 #: The size of a slice of a sparse gradient up to which copying it costs less than one more message.
 SHORT_ROW_BYTES = 4096
 
 
-def slices_across(process_group: ProcessGroup, local: Lookups, present: bool | tf.Tensor) -> tf.IndexedSlices:
+def slices_across(process_group: ProcessGroup, local: Lookups) -> tf.IndexedSlices:
     """Returns the slices of all processes.
 
     Args:
         process_group: the group of the processes.
         local: the slices of this process' replicas.
-        present: bool or bool scalar; if false, this process' slices count as zeros.
     """
+    if process_group.num_processes == 1:
+        return local.joined()
     num_shared = len(local.shared)
     own = [side_by_side(local.own)] if local.own else []
-    mine = if_present(present, [*local.shared, *own, *local.unique])
     all_slices = []
-    for i, slices in enumerate(mine):
+    for i, slices in enumerate([*local.shared, *own, *local.unique]):
         if i >= num_shared:
             gathered = _gathered(process_group, slices)
             all_slices.append(gathered if i < num_shared + len(own) else summed_by_index(gathered))

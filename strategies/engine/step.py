@@ -16,8 +16,10 @@ those of phase 4, are then fused with the gradients' reduction.
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -95,7 +97,7 @@ class Steps:
         self._row_weights = _RowWeights(layout.devices)
         self._writes = ReplicaWrites()
         self._lifted: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
-        #: The state of the running step; replaced in :meth:`_run_step` only.
+        #: The state of the running step; replaced in :meth:`_run` and :meth:`reading_totals` only.
         self.context = StepContext()
 
     @tf.autograph.experimental.do_not_convert
@@ -153,6 +155,16 @@ class Steps:
         self.context.pending.pop((replica, variable.ref()), None)
         self.context.agreed.add(variable.ref())
 
+    @contextlib.contextmanager
+    def reading_totals(self, totals: Iterable[tuple[Any, tf.Tensor]]) -> Iterator[None]:
+        """Context manager: reading one of the metric variables outside replicas returns its paired total."""
+        outer = self.context
+        self.context = dataclasses.replace(outer, totals={variable.ref(): total for variable, total in totals})
+        try:
+            yield
+        finally:
+            self.context = outer
+
     @tf.autograph.experimental.do_not_convert
     def _run(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs one step; every step goes through this method."""
@@ -179,7 +191,7 @@ class Steps:
             # train_on_batch and the other *_on_batch methods pass the plain batch.
             args = self._share_out(args)
             rows = rows_of(args, layout.num_local)
-        if rows is not None and rows.total is None and layout.process_group is not None:
+        if rows is not None and rows.total is None:
             rows = rows.with_total(layout.process_group.sum([rows.local_total()])[0])
         divided = shares.divide(
             rows, layout.first_replica, layout.num_local, layout.num_replicas, combination, self._read_weight
@@ -188,7 +200,7 @@ class Steps:
 
     def _share_out(self, batch: Any) -> Any:
         layout = self._layout
-        if layout.process_group is None:
+        if layout.num_processes == 1:
             return inputs.share_out(batch, layout.num_local)
         return inputs.portion_out(batch, layout.first_replica, layout.num_local, layout.num_replicas)
 

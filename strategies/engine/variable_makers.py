@@ -114,7 +114,7 @@ class VariableMakers:
             components = [remote(owner.rank, kwargs)]
         made = ReplicaStateVariable(self._strategy, components, components[0].aggregation)
         sharded = self._engine.sharded_updates
-        if sharded is not None and sharded.process_group is not None:
+        if sharded is not None and sharded.spans_processes:
             set_owner(made, owner.rank)
         return made
 

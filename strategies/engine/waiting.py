@@ -190,9 +190,21 @@ class Waits:
         with tf.device("CPU:0"), tf.control_dependencies(self._on_cpu(tensors)):
             return _clock()
 
-    def add_communication(self, begin: tf.Tensor, end: tf.Tensor) -> None:
-        """Adds the time from `begin` to `end` to the waiting time for sums."""
+    @contextlib.contextmanager
+    def communicating(self, terms: Sequence[Any]) -> Iterator[list[Any]]:
+        """Context manager: measures, if enabled, the time from the last of ``terms`` to the last of their sums.
+
+        Yields:
+            A list, to which the block adds the sums.
+        """
+        sums: list[Any] = []
+        if not (self.measures_communication and terms):
+            yield sums
+            return
+        begin = self.moment_after(terms)
+        yield sums
         self._is_measured = True
+        end = self.moment_after(sums)
         with tf.device("CPU:0"):
             self._sums.assign_add(tf.maximum(end - begin, 0.0), read_value=False)
 

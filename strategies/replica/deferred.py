@@ -17,7 +17,7 @@ from typing import Any
 import tensorflow as tf
 
 from strategies._tf_internals import UninitializedVariable
-from strategies.replica.drawing import in_place
+from strategies.replica.creation_context import creating
 from strategies.replica.driving import current_driver
 
 #: The prefix of the names of graphs in which Keras only infers shapes, and which never run.
@@ -81,7 +81,7 @@ class DeferredVariable(UninitializedVariable):
         """The handle. The value is drawn first, except in a graph that only infers shapes."""
         if self.draw is not None and not in_shapes_only():
             draw, self.draw = self.draw, None
-            with tf.init_scope(), tf.device(self._handle.device), in_place():
+            with tf.init_scope(), tf.device(self._handle.device), creating(draws_in_place=True):
                 self._fill(draw())
         return super().handle
 
@@ -167,7 +167,7 @@ def peek(variable: Any) -> Any:
     """Returns the value of a Keras or TensorFlow variable; a deferred variable stays deferred."""
     component, draw = component_of(variable), draw_of(variable)
     if draw is not None:
-        with tf.init_scope(), in_place():
+        with tf.init_scope(), creating(draws_in_place=True):
             return draw()
     return tf.convert_to_tensor(getattr(variable, "value", variable) if component is None else component)
 

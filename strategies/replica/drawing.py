@@ -6,19 +6,17 @@ operation reuses the memory of its input. The numbers are the same, since the sa
 
 from __future__ import annotations
 
-import contextlib
-import contextvars
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
+from strategies.replica.creation_context import creation_context
+
 #: Below this size the copies do not matter, and tracing would take longer than drawing.
 _LEAST_BYTES = 2**20
-
-_in_place: contextvars.ContextVar[bool] = contextvars.ContextVar("keras_strategies_draws_in_place", default=False)
 
 #: Each takes a shape, a seed, and two numbers: mean and standard deviation, or minimum and maximum.
 _DRAWS: Mapping[str, Callable[..., tf.Tensor]] = {
@@ -28,20 +26,10 @@ _DRAWS: Mapping[str, Callable[..., tf.Tensor]] = {
 }
 
 
-@contextlib.contextmanager
-def in_place() -> Iterator[None]:
-    """Context manager: large initial values are drawn in place."""
-    token = _in_place.set(True)
-    try:
-        yield
-    finally:
-        _in_place.reset(token)
-
-
 def is_in_place(shape: Sequence[Any], dtype: tf.DType) -> bool:
     """Returns True if a value of this shape is to be drawn by :func:`draw`."""
     return (
-        _in_place.get()
+        creation_context().draws_in_place
         and tf.executing_eagerly()
         and all(isinstance(size, int) for size in shape)
         and math.prod(shape) * dtype.size >= _LEAST_BYTES

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import dataclasses
 from collections.abc import Iterator
 from typing import Any, Protocol
 
@@ -24,19 +25,36 @@ class Driver(Protocol):
         """Sets the variable on all processes that own it, to a tensor or a ``StoredArray``."""
 
 
-_driver: contextvars.ContextVar[Driver | None] = contextvars.ContextVar("keras_strategies_driver", default=None)
+@dataclasses.dataclass(frozen=True)
+class Driven:
+    """A function that one process runs for all.
+
+    Attributes:
+        driver: reaches the variables that other processes own; None if this process has all variables.
+    """
+
+    driver: Driver | None
+
+
+_running: contextvars.ContextVar[Driven | None] = contextvars.ContextVar("keras_strategies_driven", default=None)
 
 
 def current_driver() -> Driver | None:
     """Returns the driver, in the process that drives the others; None elsewhere."""
-    return _driver.get()
+    running = _running.get()
+    return None if running is None else running.driver
+
+
+def is_driving() -> bool:
+    """Returns True in a function that this process runs for all: it must not wait for the others."""
+    return _running.get() is not None
 
 
 @contextlib.contextmanager
-def driving(driver: Driver) -> Iterator[None]:
-    """Context manager: this process drives the others with ``driver``."""
-    token = _driver.set(driver)
+def driving(driver: Driver | None) -> Iterator[None]:
+    """Context manager: this process runs the block for all; with ``driver``, it drives the others."""
+    token = _running.set(Driven(driver))
     try:
         yield
     finally:
-        _driver.reset(token)
+        _running.reset(token)

@@ -7,10 +7,8 @@ sum nor a mean over rows can be computed once, from all of them.
 from __future__ import annotations
 
 import contextlib
-import contextvars
-from collections.abc import Iterator
 
-from strategies.batches import shares
+from strategies.batches.row_context import changing_rows, row_context
 
 
 class NeedsAllMicrobatchesError(Exception):
@@ -20,11 +18,7 @@ class NeedsAllMicrobatchesError(Exception):
     """
 
 
-_are_joinable: contextvars.ContextVar[bool] = contextvars.ContextVar("keras_strategies_joinable", default=False)
-
-
-@contextlib.contextmanager
-def joinable_microbatches() -> Iterator[None]:
+def joinable_microbatches() -> contextlib.AbstractContextManager[None]:
     """Context manager: a loss over several rows raises :class:`NeedsAllMicrobatchesError`, and the caller joins them.
 
     Example, in a pipeline whose schedule computes all micro-batches forward first:
@@ -35,11 +29,7 @@ def joinable_microbatches() -> Iterator[None]:
         except layer_api.NeedsAllMicrobatchesError:
             loss = loss_of(joined(microbatches))
     """
-    token = _are_joinable.set(True)
-    try:
-        yield
-    finally:
-        _are_joinable.reset(token)
+    return changing_rows(are_joinable=True)
 
 
 def check_needs_no_others() -> None:
@@ -48,5 +38,6 @@ def check_needs_no_others() -> None:
     Raises:
         NeedsAllMicrobatchesError: it has only one of several micro-batches, which the caller can join.
     """
-    if _are_joinable.get() and shares.num_microbatches() > 1:
+    rows = row_context()
+    if rows.are_joinable and rows.num_microbatches > 1:
         raise NeedsAllMicrobatchesError

@@ -93,7 +93,7 @@ def agree_on(variables: Iterable[Any]) -> None:
     numbers. Variables with a single owner are skipped.
     """
     parts = current_parts()
-    if parts.groups.job is None or parts.spans_processes:
+    if parts.groups.job.num_processes == 1 or parts.spans_processes:
         return
     for variable in variables:
         if not owners_of(variable):

@@ -147,7 +147,7 @@ class ReplicaParts:
     @property
     def rank(self) -> int:
         """This process' rank; 0 if it is alone."""
-        return 0 if self.groups.job is None else self.groups.job.rank
+        return self.groups.job.rank
 
     @property
     def replica(self) -> int:
@@ -173,7 +173,7 @@ class ReplicaParts:
         """
         arrays = [np.asarray(value) for value in values]
         job = self.groups.job
-        return arrays if job is None else [job.broadcast(tf.constant(array)).numpy() for array in arrays]
+        return arrays if job.num_processes == 1 else [job.broadcast(tf.constant(array)).numpy() for array in arrays]
 
     @property
     def owners(self) -> frozenset[int]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import contextvars
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -11,6 +10,7 @@ import tensorflow as tf
 
 from strategies.batches import shares
 from strategies.replica.overwritten import is_overwritten, maximum, warn_if_summed
+from strategies.replica.pass_context import tracing_pass
 from strategies.replica.placed_gradients import with_distinct_gradients
 from strategies.replica.placeholders import SHARDED, Placeholders
 from strategies.replica.refused_gradients import may_have_gradient
@@ -22,14 +22,6 @@ from strategies.replica.traced_passes import TracedPasses
 #: are added. None, instead of all totals or of one, counts as zero. Returns the gradients of the inputs, and the
 #: totals; each is None if there is none. Call it at most once.
 Vjp = Callable[..., tuple[list[Any], list[Any]]]
-
-
-_differentiates: contextvars.ContextVar[bool] = contextvars.ContextVar("keras_strategies_passes", default=False)
-
-
-def differentiates_passes() -> bool:
-    """Returns True while a :class:`Passes` is differentiated; more forward passes may follow."""
-    return _differentiates.get()
 
 
 class Recompute(NamedTuple):
@@ -169,11 +161,8 @@ class Passes:
         """Returns the gradients of inputs and variables."""
         pairs = [(y, dy) for y, dy in zip(outputs, upstream, strict=True) if dy is not None]
         sources = [*filter(may_have_gradient, inputs), *self._variables]
-        token = _differentiates.set(True)
-        try:
+        with tracing_pass(is_differentiated=True):
             found = iter(tape.gradient([y for y, _ in pairs], sources, output_gradients=[dy for _, dy in pairs]))
-        finally:
-            _differentiates.reset(token)
         input_gradients = [next(found) if may_have_gradient(value) else None for value in inputs]
         variable_gradients = list(found)
         dependence = shares.current_dependence()

@@ -18,11 +18,12 @@ Source: `reshard_after_forward` of torch's FSDP.
 from __future__ import annotations
 
 import contextlib
-import contextvars
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
+
+from strategies.replica.pass_context import tracing_pass
 
 #: The attribute that a TensorFlow variable has if it is sharded over devices: the weight made of its shards.
 SHARDED = "_keras_strategies_shards"
@@ -56,14 +57,9 @@ class Placeholders:
         # Keyed by the `id` of the variable, in the order of first use.
         self._made: dict[int, _Placeholder] = {}
 
-    @contextlib.contextmanager
-    def captured(self) -> Iterator[None]:
+    def captured(self) -> contextlib.AbstractContextManager[None]:
         """Context manager: reading a sharded weight returns its placeholder."""
-        token = _current.set(self)
-        try:
-            yield
-        finally:
-            _current.reset(token)
+        return tracing_pass(placeholders=self)
 
     def get(self, variable: Any, unit: Any, gather: Gather) -> tf.Tensor:
         """Returns the placeholder of a variable. Call it where the current graph is the one with the calls.
@@ -142,13 +138,3 @@ class DerivedCapture:
             graph = tf.compat.v1.get_default_graph()
             value = graph.create_op(op.type, inputs, [op.outputs[0].dtype], attrs=op.node_def.attr).outputs[0]
         return value
-
-
-_current: contextvars.ContextVar[Placeholders | None] = contextvars.ContextVar(
-    "keras_strategies_placeholders", default=None
-)
-
-
-def current_placeholders() -> Placeholders | None:
-    """Returns the placeholders of the function that is traced; None where weights are gathered when they are read."""
-    return _current.get()

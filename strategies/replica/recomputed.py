@@ -5,7 +5,6 @@ Its contract is tested in ``tests/keras_ext/test_rematerialization.py``.
 
 from __future__ import annotations
 
-import contextvars
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,6 +13,7 @@ import tensorflow as tf
 
 from strategies._tf_internals import gradient_record
 from strategies.replica.parts import current_parts
+from strategies.replica.pass_context import pass_context, tracing_pass
 from strategies.replica.passes import Recompute
 from strategies.replica.refused_gradients import may_have_gradient, refuse_gradients, unrecorded
 
@@ -21,8 +21,6 @@ _SECOND_ORDER = (
     "A gradient of a gradient, as for a penalty of gradients, is taken through a layer that is recomputed in the "
     "backward pass. Leave the layer out of rematerialize."
 )
-#: True while something is computed that will be recomputed.
-_recomputes: contextvars.ContextVar[bool] = contextvars.ContextVar("keras_strategies_recomputes", default=False)
 #: The attribute of a graph with the tensors put on the host, by replica, in the order of the forward pass.
 _ON_HOST = "_keras_strategies_on_host"
 
@@ -86,7 +84,7 @@ def check_seeded() -> None:
     Raises:
         ValueError: the current computation will be recomputed.
     """
-    if _recomputes.get():
+    if pass_context().is_recomputed:
         raise ValueError(
             "A layer that is recomputed in the backward pass draws random numbers without a seed of its own, and "
             "would draw others there. Give the layer a keras.random.SeedGenerator, and pass it as `seed`; or leave it "
@@ -96,11 +94,8 @@ def check_seeded() -> None:
 
 def _with_own_seeds(function: Callable[..., Sequence[Any]]) -> Callable[..., Sequence[Any]]:
     def checked(*given: Any) -> Sequence[Any]:
-        token = _recomputes.set(True)
-        try:
+        with tracing_pass(is_recomputed=True):
             return function(*given)
-        finally:
-            _recomputes.reset(token)
 
     return checked
 

@@ -12,8 +12,7 @@ Source: Lepikhin et al., arXiv:2006.16668; experts in groups of the data axis: R
 from __future__ import annotations
 
 import contextlib
-import contextvars
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
 import tensorflow as tf
@@ -22,6 +21,7 @@ from strategies._tf_internals import get_current_replica_id_as_int, regroup
 from strategies.batches import shares
 from strategies.collectives.process_group import ProcessGroup
 from strategies.replica.axis_mappings import like_in_rows
+from strategies.replica.creation_context import creating, creation_context
 from strategies.replica.deferred import in_shapes_only
 from strategies.replica.parts import engine_attribute
 from strategies.replica.row_blocks import swapped_between
@@ -33,26 +33,19 @@ Compute = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 #: For each local replica of a group, its tensors; equally many for each replica.
 _ReplicaTensors = Sequence[Sequence[tf.Tensor]]
 
-#: The axis over which the rows of new weights are sharded.
-_making: contextvars.ContextVar[str | None] = contextvars.ContextVar("keras_strategies_sharded_rows", default=None)
 
-
-@contextlib.contextmanager
-def sharded_rows(axis: Literal["data", "expert"]) -> Iterator[None]:
+def sharded_rows(axis: Literal["data", "expert"]) -> contextlib.AbstractContextManager[None]:
     """Context manager: the rows (first dimension) of new weights are sharded over the replicas along an axis.
 
     Without a :class:`RowExchange` along the axis, the weights are ordinary ones.
     """
-    token = _making.set(axis)
-    try:
-        yield
-    finally:
-        _making.reset(token)
+    return creating(row_axis=axis)
 
 
 def makes_sharded_rows(groups: ShardingGroups) -> bool:
     """Returns True inside :func:`sharded_rows` along "data", or along "expert" if these groups are along that axis."""
-    return _making.get() == "data" or (_making.get() == "expert" and groups.shards_experts)
+    axis = creation_context().row_axis
+    return axis == "data" or (axis == "expert" and groups.shards_experts)
 
 
 class RowExchange:

@@ -235,7 +235,7 @@ def clock_offset(parts: ReplicaParts) -> tuple[float, float]:
 
     All processes call it. See `strategies.collectives.clocks`.
     """
-    return (0.0, 0.0) if parts.groups.job is None else offset_to_first(parts.groups.job)
+    return (0.0, 0.0) if parts.groups.job.num_processes == 1 else offset_to_first(parts.groups.job)
 
 
 def _bundles(described: Sequence[Description]) -> list[tuple[str, list[int]]]:

@@ -22,7 +22,7 @@ from strategies.collectives.strings import broadcast_text
 from strategies.engine.engine import Engine
 from strategies.engine.explained import explained
 from strategies.replica.deferred import component_of
-from strategies.replica.driving import current_driver, driving
+from strategies.replica.driving import driving, is_driving
 from strategies.replica.fetching import assembled, drop, give_to_all, local_value, slices
 from strategies.replica.owners import owners_of
 
@@ -49,10 +49,13 @@ def drive(engine: Engine, variables: Sequence[Any], function: Callable[[], _Resu
         ValueError: on ranks other than 0, when ``function`` failed on rank 0, which raises the error itself.
     """
     job = engine.process_group
-    if current_driver() is not None or job is None:
+    if is_driving():
         return function()
     if not engine.owns_only_part:
-        return function() if job.rank == 0 else None
+        if job.rank > 0:
+            return None
+        with driving(None):
+            return function()
     with explained(engine.member):
         if job.rank == 0:
             return _run(job, variables, function)

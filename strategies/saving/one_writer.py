@@ -17,8 +17,8 @@ from typing import Any, TypeVar
 from strategies.engine import save_counter
 from strategies.engine.engine import Engine
 from strategies.engine.explained import explained
+from strategies.replica.driving import is_driving
 from strategies.saving.driving import drive
-from strategies.saving.restoring import is_alone
 
 _Result = TypeVar("_Result")
 
@@ -81,9 +81,9 @@ def wait_until_written(engine: Engine | None, filepath: object) -> None:
         engine: the engine of the strategy in which several processes read; None for a process that reads for itself.
         filepath: the path to be read.
     """
-    if is_alone():
+    if is_driving():
         return
-    if engine is not None and engine.process_group is not None:
+    if engine is not None and engine.num_processes > 1:
         with explained(engine.member):
             engine.process_group.barrier()
         return

@@ -6,16 +6,14 @@ others.
 
 from __future__ import annotations
 
-import contextlib
-import contextvars
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from strategies.collectives.process_group import ProcessGroup
 from strategies.collectives.strings import broadcast_text
-from strategies.engine.engine import Engine, engine_of
+from strategies.engine.engine import Engine, engine_of_processes
 from strategies.engine.explained import explained
 from strategies.engine.metric_variables import MetricVariable
 from strategies.engine.partial_sums import PartialSumVariable, accumulators_of, level
@@ -23,23 +21,6 @@ from strategies.replica.fetching import assembled, give_to_all, slices
 from strategies.replica.owners import owners_of
 from strategies.saving.driving import drive
 from strategies.sharding.variables import shards_of_each
-
-_alone: contextvars.ContextVar[bool] = contextvars.ContextVar("keras_strategies_alone", default=False)
-
-
-@contextlib.contextmanager
-def alone() -> Iterator[None]:
-    """Context manager: this process reads files that the others do not read."""
-    token = _alone.set(True)
-    try:
-        yield
-    finally:
-        _alone.reset(token)
-
-
-def is_alone() -> bool:
-    """Returns True if this process reads files that the others do not read, and so must not wait for the others."""
-    return _alone.get()
 
 
 def variables_of(model: Any) -> list[Any]:
@@ -81,8 +62,8 @@ def load_on_all(strategy: tf.distribute.Strategy, load: Callable[[], str], varia
     Raises:
         ValueError: on ranks other than 0, when ``load`` failed on rank 0, which raises the error itself.
     """
-    engine = engine_of(strategy)
-    if engine is None or engine.process_group is None:
+    engine = engine_of_processes(strategy)
+    if engine is None:
         return load()
     with explained(engine.member):
         return _load_and_send(engine, engine.process_group, load, variables)
@@ -95,12 +76,11 @@ def _load_and_send(
     values = [variable.value for variable in variables]
 
     def attempt() -> tuple[str, Exception | None]:
-        with alone():
-            try:
-                return load(), None
-            except Exception as caught:
-                # The others wait for a message in any case.
-                return f"{type(caught).__name__}: {caught}", caught
+        try:
+            return load(), None
+        except Exception as caught:
+            # The others wait for a message in any case.
+            return f"{type(caught).__name__}: {caught}", caught
 
     # A metric variable, of which each process holds a part, is read when it is set, which rank 0 alone could not do.
     with engine.metric_totals([value for value in values if isinstance(value, MetricVariable)]):

@@ -51,8 +51,8 @@ def from_all_ranks(model: Any, text: str, *, of_optimizer: bool = False) -> list
     engine = _engine(model)
     if engine is None:
         return [text]
-    job = engine.process_group if engine.parts.spans_processes or (of_optimizer and engine.owns_only_part) else None
-    return [text] if job is None else gather_texts(text, job)
+    is_shared = engine.parts.spans_processes or (of_optimizer and engine.owns_only_part)
+    return gather_texts(text, engine.process_group) if is_shared else [text]
 
 
 def _engine(model: Any) -> Engine | None:

@@ -14,7 +14,6 @@ from strategies.engine.layout import ReplicaLayout
 from strategies.engine.placed_variables import current_owner, form_of
 from strategies.engine.step import Steps
 from strategies.engine.variables import ReplicaStateVariable
-from strategies.planning import UNIT_BYTES
 from strategies.replica.deferred import DeferredVariable, RangeDraw, RemoteVariable, is_remote
 from strategies.replica.owners import first_owner, set_coordinates, set_owner
 from strategies.replica.parts import ReplicaParts
@@ -43,11 +42,10 @@ class ShardedWeights:
         self._groups = groups
         self._parts = parts
         self._processes = parts.groups.sharding
-        bucket_bytes = layout.process_group.bucket_bytes if layout.process_group is not None else UNIT_BYTES
         #: Gathers the weights.
         self.gathers = WeightGathers(steps, AllGather(layout, steps, groups, self._processes))
         #: The units in which weights are gathered.
-        self.units = Units(bucket_bytes)
+        self.units = Units(layout.process_group.bucket_bytes)
 
     def should_shard(self, kwargs: dict[str, Any]) -> bool:
         """Returns True if the arguments create a variable that is to be sharded: a trainable, floating-point weight."""

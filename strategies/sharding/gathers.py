@@ -19,7 +19,7 @@ from strategies.engine.context import StepContext
 from strategies.engine.layout import local_values
 from strategies.engine.step import Steps
 from strategies.replica.deferred import in_shapes_only
-from strategies.replica.placeholders import current_placeholders
+from strategies.replica.pass_context import pass_context
 from strategies.replica.refused_gradients import unrecorded
 from strategies.sharding.all_gather import AllGather
 from strategies.sharding.backward_gathers import BackwardGathers, consumers
@@ -75,7 +75,7 @@ class WeightGathers:
                 "(shard='weights' with shard_size). Leave shard_size out, or use shard='optimizer'. "
                 f"Received: {variable.name!r}."
             )
-        if current_placeholders() is not None:
+        if pass_context().placeholders is not None:
             raise ValueError(
                 "A layer sets a trainable weight of its own in a step, in a stage whose weights are gathered for each "
                 f"pass. Leave reshard_after_pass of PipelineModel out. Received: {variable.name!r}."
@@ -103,7 +103,7 @@ class WeightGathers:
         if replica is None or not self.in_step() or not is_inside or in_shapes_only():
             return self.all_gather([variable], replica or 0)[0]
         own = self._own(replica, context)
-        placeholders = None if variable.unit.is_small or context.graph is None else current_placeholders()
+        placeholders = None if variable.unit.is_small or context.graph is None else pass_context().placeholders
         if placeholders is not None:
             with unrecorded(), _in_graph(context.graph):
                 unshard = functools.partial(self._unshard_for_pass, own.get(variable.unit, for_passes=True), context)

@@ -10,11 +10,10 @@ import tensorflow as tf
 from strategies._tf_internals import PerReplica, select_replica
 from strategies.batches.shares import Share
 from strategies.collectives.fixed_order import sum_in_order
-from strategies.collectives.process_group import ProcessGroup, if_present
 from strategies.collectives.process_groups import ShardingProcessGroups
 from strategies.engine.layout import ReplicaLayout, local_values
 from strategies.engine.maxima import with_maxima
-from strategies.engine.reductions import Reductions
+from strategies.engine.reductions import SUM, Reductions
 from strategies.engine.step import Steps
 from strategies.replica.rounding import rounded, rounding_of
 from strategies.replica.weight_slices import WeightSlice
@@ -22,8 +21,6 @@ from strategies.sharding.gathers import WeightGathers
 from strategies.sharding.partition import Partition, PartitionedBucket, all_laid_out
 from strategies.sharding.row_gradients import RowShardedGradients
 from strategies.sharding.row_variables import is_row_sharded
-
-_SUM = tf.distribute.ReduceOp.SUM
 
 
 class ReduceScatter:
@@ -52,7 +49,6 @@ class ReduceScatter:
         self._reductions = reductions
         self._steps = steps
         self._processes = processes
-        self._process_group = processes[0].inside if processes else None
         self._row_sharded = row_sharded
         self._gathers = gathers
 
@@ -78,22 +74,19 @@ class ReduceScatter:
         shares = self._steps.context.shares
         values = list(values)
         sparse = [i for i, value in enumerate(values) if isinstance(local_values(value)[0], tf.IndexedSlices)]
-        present: bool | tf.Tensor = True
-        if self._layout.process_group is not None and self._layout.num_local == 1:
-            present = shares[0].has_rows if shares else True
-        else:
-            values = self._reductions.counted(values, shares)
-        totals = self._totals(partition, {i: values[i] for i in sparse}, shares, present)
-        if self._process_group is None and self._layout.process_group is not None:
-            # Each process has all slices, and so needs all of the gradients.
-            totals |= self._totals(partition, {i: v for i, v in enumerate(values) if i not in totals}, shares, present)
-        if self._process_group is None:
+        totals = self._totals(partition, {i: values[i] for i in sparse}, shares)
+        if not self._processes:
+            if self._layout.num_processes > 1:
+                # Each process has all slices, and so needs all of the gradients.
+                totals |= self._totals(partition, {i: v for i, v in enumerate(values) if i not in totals}, shares)
+            else:
+                values = self._reductions.terms([None if i in totals else v for i, v in enumerate(values)], shares)
             self._gathers.unshard_for_backward()
             return [
                 self._local_sum(each, position, values, totals)
                 for each, position in zip(partition.slices, partition.positions, strict=True)
             ]
-        found = dict(self._sums_across(partition, values, set(sparse), present))
+        found = dict(self._sums_across(partition, values, set(sparse)))
         return [
             self._part_of_total(each, position, values, totals)
             if position in totals or (each.is_owned and not isinstance(values[position], PerReplica))
@@ -101,9 +94,7 @@ class ReduceScatter:
             for each, position in zip(partition.slices, partition.positions, strict=True)
         ]
 
-    def _totals(
-        self, partition: Partition, gradients: dict[int, Any], shares: Sequence[Share], present: bool | tf.Tensor
-    ) -> dict[int, Any]:
+    def _totals(self, partition: Partition, gradients: dict[int, Any], shares: Sequence[Share]) -> dict[int, Any]:
         """Returns the sums of gradients over all replicas, on all local devices.
 
         Sparse gradients can only be summed like this: their number of slices varies with the batch.
@@ -112,7 +103,7 @@ class ReduceScatter:
         if not local:
             return gradients
         where = [partition.variables[i].value for i in local]
-        sums = self._reductions.to_groups(_SUM, list(local.values()), where, shares, present=present, as_gradients=True)
+        sums = self._reductions.to_groups(SUM, list(local.values()), where, shares, as_gradients=True)
         return gradients | dict(zip(local, sums, strict=True))
 
     def _local_sum(self, each: WeightSlice, position: int, values: Sequence[Any], totals: dict[int, Any]) -> Any:
@@ -135,7 +126,7 @@ class ReduceScatter:
             return each.select_slices(own) if isinstance(own, tf.IndexedSlices) else each.select(own)
 
     def _sums_across(
-        self, partition: Partition, values: Sequence[Any], sparse: set[int], present: bool | tf.Tensor
+        self, partition: Partition, values: Sequence[Any], sparse: set[int]
     ) -> Iterator[tuple[int, tf.Tensor]]:
         """Yields (slice id, reduced gradient) for every slice that this process owns."""
         units = {partition.unit_of(each): each for each in partition.buckets}
@@ -143,7 +134,7 @@ class ReduceScatter:
 
         def reduce(unit: Any) -> list[tf.Operation]:
             each = units.get(unit)
-            received = None if each is None else self._received(partition, each, values, sparse, present)
+            received = None if each is None else self._received(partition, each, values, sparse)
             if received is None:
                 return []
             early[id(each)] = received
@@ -153,11 +144,11 @@ class ReduceScatter:
         for each in partition.buckets:
             received = early.get(id(each))
             if received is None:
-                received = self._received(partition, each, values, sparse, present)
+                received = self._received(partition, each, values, sparse)
             if received is None:
                 continue
             number, bucket = each
-            inside, _ = joined(self._processes, number)
+            inside = self._processes[number].inside
             for local in range(self._layout.num_local):
                 begin = local * bucket.part_size
                 for own in partition.part_of(bucket, inside.rank * self._layout.num_local + local):
@@ -166,31 +157,17 @@ class ReduceScatter:
                     begin += own.end - own.begin
 
     def _received(
-        self,
-        partition: Partition,
-        each: PartitionedBucket,
-        values: Sequence[Any],
-        sparse: set[int],
-        present: bool | tf.Tensor,
+        self, partition: Partition, each: PartitionedBucket, values: Sequence[Any], sparse: set[int]
     ) -> tf.Tensor | None:
         """Reduce-scatters a bucket; returns the flat sums of this process' slices, None without dense gradients."""
         number, bucket = each
-        inside, between = joined(self._processes, number)
         mine = {s.variable for s in bucket.slices if isinstance(values[s.variable], PerReplica)} - sparse
         if not mine:
             return None
         with tf.device(self._layout.groups[number].devices[0]):
-            terms = {i: sum_in_order(local_values(values[i])) for i in sorted(mine, reverse=True)}
-            kept = dict(zip(terms, if_present(present, list(terms.values())), strict=True))
-            received = inside.reduce_scatter(all_laid_out(bucket, kept, partition.dtype_of(bucket)))
-            if between is not None:
-                [received] = between.sum([received])
-            return received
-
-
-def joined(processes: Sequence[ShardingProcessGroups], part: int) -> tuple[ProcessGroup, ProcessGroup | None]:
-    """Returns the process group over which a part is sharded, and that of the processes with the same slices."""
-    found = processes[part]
-    if found.inside is None:
-        raise RuntimeError("There are no other processes.")
-    return found.inside, found.between
+            indices = sorted(mine, reverse=True)
+            terms = self._reductions.terms([values[i] for i in indices], self._steps.context.shares)
+            sums = {i: sum_in_order(local_values(term)) for i, term in zip(indices, terms, strict=True)}
+            groups = self._processes[number]
+            received = groups.inside.reduce_scatter(all_laid_out(bucket, sums, partition.dtype_of(bucket)))
+            return groups.between.sum([received])[0]

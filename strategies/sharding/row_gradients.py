@@ -53,10 +53,8 @@ class RowShardedGradients:
         for part, each, total in self._local_sums(partition, values):
             found.setdefault(part, {})[id(each)] = total
         for part, own in found.items():
-            between = self._between(part)
-            if between is not None:
-                with tf.device(self._layout.groups[part].devices[0]):
-                    own |= _summed(between, own)
+            with tf.device(self._layout.groups[part].devices[0]):
+                own |= _summed(self._between(part), own)
         return {key: total for own in found.values() for key, total in own.items()}
 
     def _local_sums(self, partition: Partition, values: Sequence[Any]) -> Iterator[tuple[int, WeightSlice, Any]]:
@@ -70,8 +68,8 @@ class RowShardedGradients:
                     total = side_by_side(terms) if are_slices else sum_in_order(map(tf.convert_to_tensor, terms))
                 yield self._part_of(variable) or 0, each, total
 
-    def _between(self, part: int) -> ProcessGroup | None:
-        """Returns the group of the processes that hold the same slices of a part; None if no other process does."""
+    def _between(self, part: int) -> ProcessGroup:
+        """Returns the group of the processes that hold the same slices of a part."""
         return self._processes[part].between if self._processes else self._layout.groups[part].process_group
 
 
@@ -79,5 +77,5 @@ def _summed(between: ProcessGroup, totals: dict[int, Any]) -> dict[int, Any]:
     """Returns the sums over processes of tensors or IndexedSlices, under the keys of `totals`."""
     slices = {key: each for key, each in totals.items() if isinstance(each, tf.IndexedSlices)}
     dense = {key: each for key, each in totals.items() if key not in slices}
-    found: dict[int, Any] = {key: slices_across(between, Lookups((), (each,)), True) for key, each in slices.items()}
+    found: dict[int, Any] = {key: slices_across(between, Lookups((), (each,))) for key, each in slices.items()}
     return found | dict(zip(dense, between.sum(list(dense.values())), strict=True))

@@ -23,7 +23,8 @@ import tensorflow as tf
 from strategies._tf_internals import UninitializedVariable, UpdateContext
 from strategies.collectives.bucket_slices import Slice, slice_buckets
 from strategies.collectives.descriptions import carrying, listed
-from strategies.collectives.process_group import DEFAULT_BUCKET_BYTES, ProcessGroup
+from strategies.collectives.loopback import LOOPBACK
+from strategies.collectives.process_group import ProcessGroup
 from strategies.engine.layout import ReplicaLayout, local_values
 from strategies.engine.reductions import Reductions
 from strategies.engine.step import Steps
@@ -32,7 +33,7 @@ from strategies.replica.parts import ReplicaParts
 from strategies.replica.weight_slices import WeightSlice, beside_weights
 from strategies.sharding.gathers import WeightGathers
 from strategies.sharding.partition import Partition, PartitionedBucket, laid_out, taken_apart
-from strategies.sharding.reduce_scatter import ReduceScatter, joined
+from strategies.sharding.reduce_scatter import ReduceScatter
 from strategies.sharding.row_gradients import RowShardedGradients
 from strategies.sharding.units import bucket_of
 from strategies.sharding.variables import ShardedVariable, own_range
@@ -72,9 +73,14 @@ class ShardedUpdates:
         self._reduce_scatter = ReduceScatter(layout, reductions, steps, self._processes, row_sharded, weights)
 
     @property
-    def process_group(self) -> ProcessGroup | None:
-        """The group of processes over which updates are sharded; None if this process updates all slices."""
-        return self._processes[0].inside if self._processes else None
+    def process_group(self) -> ProcessGroup:
+        """The group of processes over which updates are sharded."""
+        return self._processes[0].inside if self._processes else LOOPBACK
+
+    @property
+    def spans_processes(self) -> bool:
+        """True if other processes update some of the slices."""
+        return self.process_group.num_processes > 1
 
     @property
     def local_groups(self) -> range:
@@ -94,6 +100,7 @@ class ShardedUpdates:
             coordinates = frozenset(coordinates_of(variable).items())
             by_coordinates.setdefault((self._part_of(variable), coordinates), []).append(i)
         buckets: list[PartitionedBucket] = []
+        bucket_bytes = self.process_group.bucket_bytes
         slices: dict[Slice, WeightSlice] = {}
         for (group, _), members in by_coordinates.items():
             own = members if whole else [i for i in members if not _is_sharded(variables[i])]
@@ -110,7 +117,7 @@ class ShardedUpdates:
             shapes = [tuple(variables[i].shape) for i in own]
             dtypes = [tf.as_dtype(variables[i].dtype) for i in own]
             named = [(dtype.name, dtype.size) for dtype in dtypes]
-            for bucket in slice_buckets(shapes, named, self._groups.size, self._bucket_bytes, whole=whole):
+            for bucket in slice_buckets(shapes, named, self._groups.size, bucket_bytes, whole=whole):
                 plans = [dataclasses.replace(plan, variable=own[plan.variable]) for plan in bucket.slices]
                 if group is not None:
                     buckets.append(PartitionedBucket(group, dataclasses.replace(bucket, slices=tuple(plans))))
@@ -133,7 +140,7 @@ class ShardedUpdates:
 
     def _slice(self, variable: Any, plan: Slice) -> WeightSlice:
         process, replicas = self._groups.owner(plan.owner)
-        is_own = self.process_group is None or process == self.process_group.rank
+        is_own = process == self.process_group.rank
         # The processes of one replica have consecutive ranks.
         rank = process * len(self._parts.owners) + first_owner(self._parts, coordinates_of(variable))
         owned = replicas if is_own and is_owned(variable) else ()
@@ -157,10 +164,6 @@ class ShardedUpdates:
             return self._layout.group_of(variable.value)
         part = self._parts.local_part(coordinates_of(variable))
         return None if part is None else self._parts.owned.index(part)
-
-    @property
-    def _bucket_bytes(self) -> int:
-        return DEFAULT_BUCKET_BYTES if self.process_group is None else self.process_group.bucket_bytes
 
     # ---- one update
 
@@ -232,10 +235,10 @@ class ShardedUpdates:
         names = [str(variable.name) for variable in partition.variables]
         changed = [True] * len(names) if updated is None else list(updated)
         with carrying(f"new values of {listed(names)}"):
-            if self.process_group is None:
-                self._copy_locally(partition, changed)
-            else:
+            if self.spans_processes:
                 self._gather_across(partition, changed)
+            else:
+                self._copy_locally(partition, changed)
 
     def _constrain(self, variables: Sequence[Any]) -> None:
         """Applies the constraints of whole weights, as optimizers do after each step."""
@@ -269,7 +272,7 @@ class ShardedUpdates:
     def _gather_across(self, partition: Partition, changed: Sequence[bool]) -> None:
         num_local = self._layout.num_local
         for number, bucket in partition.buckets:
-            group, _ = joined(self._processes, number)
+            group = self._processes[number].inside
             if not any(changed[each.variable] and not partition.slice_of(each).is_shard for each in bucket.slices):
                 continue
             own = range(group.rank * num_local, (group.rank + 1) * num_local)

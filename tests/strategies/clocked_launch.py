@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from strategies import launch
-from strategies.launching import agent, links, processes, stopwatch
+from strategies.launching import agent, links, processes
 from strategies.launching.signals import Signals
 from tests.clock import Clock
 
@@ -36,6 +36,6 @@ class _Turns(Signals):
 if __name__ == "__main__":
     _Turns._folder = Path(sys.argv[1])
     agent.__dict__["Signals"] = _Turns
-    for module in (agent, links, processes, stopwatch):
+    for module in (agent, links, processes):
         module.__dict__["time"] = _clock
     sys.exit(launch.main(sys.argv[2:]))

@@ -17,7 +17,7 @@ import tensorflow as tf
 import keras_ext
 import strategies
 from strategies import layer_api
-from strategies.sharding import creation
+from strategies.collectives.loopback import LOOPBACK
 from tests.strategies.parity.harness import TOLERANCE
 
 L: Any = keras.layers
@@ -84,7 +84,7 @@ def test_equals_weights_that_stay_and_one_device(
     model: str, schedule: str, remat: str | None, bytes_of_unit: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stayed = trained_once(model, True)
-    monkeypatch.setattr(creation, "UNIT_BYTES", bytes_of_unit)
+    monkeypatch.setattr(LOOPBACK, "bucket_bytes", bytes_of_unit)
     found = trained(model, {"schedule": schedule, "remat": remat, "reshard_after_pass": True})
     for mine, theirs in zip(found, stayed, strict=True):
         np.testing.assert_array_equal(mine, theirs)

@@ -10,9 +10,10 @@ import pytest
 import tensorflow as tf
 from keras import ops
 
+from strategies.batches.row_context import Sizes
 from strategies.batches.row_dependence import RowDependence
 from strategies.batches.row_kinds import Kind
-from strategies.batches.row_marks import Sizes, mark, marking
+from strategies.batches.row_marks import mark, marking
 
 W = tf.Variable([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
 LOSS = keras.losses.MeanSquaredError()

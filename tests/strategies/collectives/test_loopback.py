@@ -1,4 +1,4 @@
-"""The contract over devices of this process, as plain ops."""
+"""The contract over devices of this process, as plain ops; the group of one process, without any."""
 
 import math
 
@@ -6,6 +6,8 @@ import pytest
 import tensorflow as tf
 
 from strategies.collectives import Collectives, LoopbackCollectives
+from strategies.collectives.loopback import LOOPBACK
+from strategies.collectives.process_group import ProcessGroup
 from strategies.topology.mesh import DeviceMesh
 from tests.strategies.collectives.contract import CollectivesContract
 
@@ -47,3 +49,20 @@ def test_a_message_is_received_once_and_after_it_was_sent() -> None:
         channel.send([tf.zeros(2)], 1)
     with pytest.raises(ValueError, match=r"Expected .*int32.* but .*float32.* was sent"):
         channel.recv([[2]], tf.int32, 1)
+
+
+def test_a_group_of_one_process_creates_no_op() -> None:
+    """Every method and attribute of a process group has its value for one process: none is inherited."""
+    own = {name for name in vars(ProcessGroup) if not name.startswith("_")} | {"rank", "num_processes", "bucket_bytes"}
+    assert own - set(dir(LOOPBACK)) == set()
+    with tf.Graph().as_default() as graph:
+        value, other = tf.zeros([2]), tf.zeros([], tf.int32)
+        num_ops = len(graph.get_operations())
+        for several in (LOOPBACK.sum, LOOPBACK.sum_gradients):
+            assert [id(each) for each in several([value], fused=[other])] == [id(value), id(other)]
+        assert LOOPBACK.maximum([value])[0] is value
+        for one in (LOOPBACK.gather, LOOPBACK.reduce_scatter, LOOPBACK.all_to_all, LOOPBACK.broadcast):
+            assert one(value) is value
+        LOOPBACK.barrier()
+        assert len(graph.get_operations()) == num_ops
+    assert (LOOPBACK.rank, LOOPBACK.num_processes, LOOPBACK.joins_devices, LOOPBACK.devices) == (0, 1, False, ())

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from strategies.collectives import process_group
-from strategies.collectives.process_group import ProcessGroup, if_present
+from strategies.collectives.process_group import ProcessGroup
 from strategies.topology.mesh import DeviceMesh
 
 
@@ -77,12 +77,12 @@ def test_maxima_travel_together_by_dtype() -> None:
     assert ProcessGroup(members).maximum([]) == []
 
 
-def test_fused_reductions_join_the_last_values_and_always_count() -> None:
+def test_fused_reductions_join_the_last_values() -> None:
     calls: list[Any] = []
     group = ProcessGroup(collectives(0, calls), bucket_bytes=8)
     fused = [tf.constant(3.0), tf.constant([4, 5])]
-    first, second, *fused_sums = group.sum([tf.ones([2]), tf.ones([2])], tf.constant(False), fused)
-    assert (first.numpy().tolist(), second.numpy().tolist()) == ([0.0, 0.0], [0.0, 0.0])
+    first, second, *fused_sums = group.sum([tf.ones([2]), tf.ones([2])], fused)
+    assert (first.numpy().tolist(), second.numpy().tolist()) == ([2.0, 2.0], [2.0, 2.0])
     assert [total.numpy().tolist() for total in fused_sums] == [6.0, [8, 10]]
     # The second value; the first value fused with the small reduction of its dtype; the other small reduction.
     assert [count for _, count in calls] == [1, 2, 1]
@@ -129,13 +129,3 @@ def test_refuses_a_process_with_several_coordinates() -> None:
         ValueError, match=r"one coordinate each. Received: 2 local coordinates, in the mesh \{'data': 2"
     ):
         ProcessGroup(collectives((0, 1), []))
-
-
-def test_what_is_not_present_counts_as_zeros() -> None:
-    slices = tf.IndexedSlices(tf.ones([1, 2]), tf.constant([3]))
-    for present in (False, tf.constant(False)):
-        value, [own] = if_present(present, [tf.ones([2])])[0], if_present(present, [slices])
-        assert float(tf.reduce_sum(value)) == float(tf.reduce_sum(own.values)) == 0.0
-        assert own.indices is slices.indices
-    values = [tf.ones([2])]
-    assert if_present(True, values) is values

@@ -13,9 +13,11 @@ from strategies.batches.row_kinds import Kind
 from strategies.batches.row_marks import mark
 from strategies.batches.rows import Rows
 from strategies.batches.shares import Share, divide
+from strategies.engine import device_reductions
+from strategies.engine.device_reductions import DeviceReductions
 from strategies.engine.gradient_sync import Accumulation, GradientSync
 from strategies.engine.layout import DataParallelGroup, ReplicaLayout
-from strategies.engine.reductions import FusedReduction, Reductions
+from strategies.engine.reductions import FusedReduction
 from strategies.engine.waiting import Waits
 
 LAYOUT = ReplicaLayout((DataParallelGroup(("CPU:0", "CPU:1")),))
@@ -27,11 +29,11 @@ def sums(op: Any, pairs: list[tuple[Any, Any]], devices: tuple[str, ...], option
 
 
 def sync() -> GradientSync:
-    return GradientSync(LAYOUT, Reductions(LAYOUT, sums), Waits(2))
+    return GradientSync(LAYOUT, DeviceReductions(LAYOUT, sums), Waits(2))
 
 
 def shares(*rows: int) -> list[Share]:
-    return divide(Rows(rows), 0, 2, 2, "mean", lambda replica, graph: tf.constant(0.0))
+    return divide(Rows(rows, sum(rows)), 0, 2, 2, "mean", lambda replica, graph: tf.constant(0.0))
 
 
 def pair(first: Any, second: Any) -> PerReplica:
@@ -74,9 +76,29 @@ def test_gathers_until_due_then_sums_and_empties() -> None:
     assert [float(value) for value in Accumulator.values] == [0.0, 0.0]
 
 
+def test_a_conditional_around_each_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sum need not wait for the gradients of later buckets to know that a replica has no rows."""
+    monkeypatch.setattr(device_reductions, "GPU_BUCKET_BYTES", 8)
+    summing = sync()
+
+    @tf.function(input_signature=[tf.TensorSpec([], tf.int32)])
+    def step(rows: tf.Tensor) -> Any:
+        own = divide(Rows((2, rows), rows + 2), 0, 2, 2, "mean", lambda replica, graph: tf.constant(0.0))
+        given = [pair(1.0, 2.0), pair([3.0, 4.0], [5.0, 6.0]), PerReplica((slices(0, 1.0), slices(2, 5.0)))]
+        [first, second, sparse], _ = summing.synchronized(given, None, own)
+        return first.values[0], second.values[0], tf.reshape(tf.convert_to_tensor(sparse.values[0]), [-1])
+
+    graph = step.get_concrete_function().graph
+    assert sum(op.type in ("If", "StatelessIf") for op in graph.get_operations()) == 3
+    expected = {0: (1.0, [3.0, 4.0], [1.0, 0.0, 0.0, 0.0]), 1: (3.0, [8.0, 10.0], [1.0, 0.0, 5.0, 0.0])}
+    for rows, values in expected.items():
+        for found, value in zip(step(tf.constant(rows)), values, strict=True):
+            np.testing.assert_array_equal(found, value)
+
+
 def test_fused_reductions_need_a_message_of_the_gradients() -> None:
     fused = [FusedReduction([tf.constant(1.0), tf.constant(2.0)])]
-    with pytest.raises(RuntimeError, match="no other processes"):
-        sync().synchronized([pair(1.0, 2.0)], None, shares(2, 2), fused=fused)
+    _, [total] = sync().synchronized([pair(1.0, 2.0)], None, shares(2, 2), fused=fused)
+    assert float(total) == 3.0
     with pytest.raises(ValueError, match="Received: 1 of them"):
         sync().synchronized([], None, shares(2, 2), Accumulation([], True), fused)

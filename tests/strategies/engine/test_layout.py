@@ -16,7 +16,7 @@ CPUS = [f"/job:localhost/replica:0/task:0/device:CPU:{i}" for i in range(4)]
 
 def layout(rank: int = 0, num_processes: int = 1) -> ReplicaLayout:
     """Returns two local replicas of two parts: parts 0 on CPU:0 and CPU:2, parts 1 on CPU:1 and CPU:3."""
-    others: Any = types.SimpleNamespace(rank=rank, num_processes=num_processes) if num_processes > 1 else None
+    others: Any = types.SimpleNamespace(rank=rank, num_processes=num_processes)
     return ReplicaLayout(tuple(DataParallelGroup((CPUS[k], CPUS[k + 2]), others) for k in range(2)))
 
 

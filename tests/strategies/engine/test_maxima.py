@@ -29,7 +29,7 @@ OWNER = Owner()
 
 
 def shares(*rows: int) -> list[Share]:
-    return divide(Rows(rows), 0, 2, 2, "mean", lambda replica, graph: tf.constant(0.0))
+    return divide(Rows(rows, sum(rows)), 0, 2, 2, "mean", lambda replica, graph: tf.constant(0.0))
 
 
 def pair(first: Any, second: Any) -> PerReplica:

@@ -20,7 +20,7 @@ LAYOUT = ReplicaLayout((DataParallelGroup(("CPU:0", "CPU:1")),))
 
 
 def shares(combination: Combination, rows: tuple[Any, Any] = (3, 1)) -> list[Share]:
-    return divide(Rows(rows), 0, 2, 2, combination, lambda replica, graph: tf.constant(0.0))
+    return divide(Rows(rows, sum(rows)), 0, 2, 2, combination, lambda replica, graph: tf.constant(0.0))
 
 
 def pair(first: Any, second: Any, kind: Kind = Kind.MEAN) -> PerReplica:

@@ -21,7 +21,7 @@ def two_processes(gathered: list[tf.Tensor]) -> Any:
         gathered.append(value)
         return tf.concat([value, value], 0)
 
-    return types.SimpleNamespace(gather=gather)
+    return types.SimpleNamespace(num_processes=2, gather=gather)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
@@ -40,7 +40,7 @@ def test_indices_travel_beside_short_rows(
         @tf.function(input_signature=[tf.TensorSpec([None, *row_shape], dtype), tf.TensorSpec([None], index_dtype)])
         def gathered(rows: tf.Tensor, indices: tf.Tensor) -> tf.IndexedSlices:
             slices = tf.IndexedSlices(rows, indices, tf.constant([9, *row_shape]))
-            return slices_across(two_processes(messages), Lookups((), (slices,)), present=True)
+            return slices_across(two_processes(messages), Lookups((), (slices,)))
 
         found = gathered(tf.cast(values[:number], dtype), tf.constant(indices[:number], index_dtype))
         assert len(messages) == (1 if short else 2)

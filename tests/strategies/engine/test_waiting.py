@@ -293,6 +293,7 @@ def test_one_replica_waits_for_nobody() -> None:
 
 def test_from_the_last_gradient_to_the_last_sum(clock: ReadClock) -> None:
     waits = Waits(num_replicas=2)
+    waits.measures_communication = True
 
     def late(value: tf.Tensor, seconds: float) -> tf.Tensor:
         def sleep(v: Any) -> Any:
@@ -304,10 +305,8 @@ def test_from_the_last_gradient_to_the_last_sum(clock: ReadClock) -> None:
     @tf.function
     def step(x: tf.Tensor) -> None:
         gradients = [late(x, 0.0625), late(x, 0.25)]
-        begin = waits.moment_after(gradients)
-        with tf.control_dependencies([begin]):
-            sums = [gradients[0] + 1.0, late(gradients[1], 0.125)]
-        waits.add_communication(begin, waits.moment_after(sums))
+        with waits.communicating(gradients) as sums:
+            sums += [gradients[0] + 1.0, late(gradients[1], 0.125)]
 
     step(tf.zeros([]))
     step(tf.zeros([]))

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from strategies import layer_api
 from strategies.replica import drawing
+from strategies.replica.creation_context import creating
 
 SHAPE = (512, 600)
 INITIALIZERS: list[Callable[..., Any]] = [
@@ -48,7 +49,7 @@ def test_the_numbers_are_those_of_eager_drawing(
     monkeypatch.setattr(drawing, "draw", counted)
     eager = make(seed=3)(SHAPE, dtype=dtype)
     assert not calls
-    with drawing.in_place():
+    with creating(draws_in_place=True):
         found = make(seed=3)(SHAPE, dtype=dtype)
     assert len(calls) == 1
     assert found.dtype == eager.dtype
@@ -59,14 +60,14 @@ def test_a_generator_of_seeds_goes_on() -> None:
     layer_api.replica_parts()
     eager, own = (keras.initializers.RandomNormal(seed=keras.random.SeedGenerator(5)) for _ in range(2))
     expected = [eager(SHAPE), eager((2, 2)), eager(SHAPE)]
-    with drawing.in_place():
+    with creating(draws_in_place=True):
         found = [own(SHAPE), own((2, 2)), own(SHAPE)]
     for value, other in zip(found, expected, strict=True):
         np.testing.assert_array_equal(value, other)
 
 
 def test_small_values_are_drawn_eagerly() -> None:
-    with drawing.in_place():
+    with creating(draws_in_place=True):
         assert drawing.is_in_place((512, 512), tf.float32)
         assert not drawing.is_in_place((8, 8), tf.float32)
         assert not drawing.is_in_place((None, 2**20), tf.float32)

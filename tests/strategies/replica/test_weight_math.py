@@ -10,11 +10,11 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from strategies.replica.weight_shards import WholeOnOwner
 
 from strategies.replica.row_views import RowView
 from strategies.replica.splitting import SplitWeight
 from strategies.replica.weight_math import WeightMath
+from strategies.replica.weight_slices import WeightSlice
 
 ROWS = np.arange(1, 7, dtype="float32").reshape(3, 2)
 
@@ -28,7 +28,7 @@ def split() -> SplitWeight:
 
 #: By class: an object whose value is ROWS.
 MADE: dict[str, Callable[[], WeightMath]] = {
-    "WholeOnOwner": lambda: WholeOnOwner(tf.Variable(ROWS), 0, [0], [tf.Variable(ROWS)]),
+    "WeightSlice": lambda: WeightSlice(tf.Variable(ROWS), 0, ROWS.size, 0, [0], whole_on_owner=[tf.Variable(ROWS)]),
     "SplitWeight": split,
     "RowView": lambda: RowView(tf.Variable(np.concatenate([ROWS, ROWS])), tf.constant([3, 1, 5])),
 }

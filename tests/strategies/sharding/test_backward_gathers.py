@@ -14,8 +14,8 @@ import tensorflow as tf
 
 import keras_ext
 import strategies
+from strategies.collectives.loopback import LOOPBACK
 from strategies.engine.strategy import Sharded
-from strategies.sharding import creation
 from strategies.sharding.backward_gathers import consumers
 from tests.strategies.parity.harness import TOLERANCE
 
@@ -26,7 +26,7 @@ FOUR = [f"CPU:{i}" for i in range(4)]
 
 @pytest.fixture(autouse=True)
 def unit_of_each_weight(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(creation, "UNIT_BYTES", 1)
+    monkeypatch.setattr(LOOPBACK, "bucket_bytes", 1)
 
 
 def chain(again: bool = False) -> keras.Model:

@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 import strategies
-from strategies.engine import reductions
+from strategies.engine import device_reductions
 from tests.strategies.parity.harness import TOLERANCE
 from tests.would_be_gpus import would_be_gpus
 
@@ -53,7 +53,7 @@ def test_of_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
     expected, _ = trained(contextlib.nullcontext())
     # The 16 + 1 gradients of the last layer are ready first, then the 256 + 16 of the other.
     for num_bytes, packs in ((2**20, [289]), (4 * 64, [33, 256])):
-        monkeypatch.setattr(reductions, "GPU_BUCKET_BYTES", num_bytes)
+        monkeypatch.setattr(device_reductions, "GPU_BUCKET_BYTES", num_bytes)
         received, ops = on_gpus()
         for one, other in zip(received, expected, strict=True):
             np.testing.assert_allclose(one, other, rtol=0, atol=TOLERANCE)
