@@ -16,6 +16,7 @@ from strategies._keras_hooks import (
     backend_functions,
     callbacks,
     compiled_steps,
+    distributed_optimizers,
     files,
     gathered_functions,
     gradients,
@@ -23,16 +24,11 @@ from strategies._keras_hooks import (
     loops,
     losses,
     new_variables,
-    norms,
-    optimizer_variables,
-    optimizers,
     outside,
     owned_variables,
     plain_classes,
     random,
     replica_attributes,
-    row_updates,
-    sharded_optimizers,
     state_trees,
     stored_values,
     synchronized_norms,
@@ -52,6 +48,7 @@ def install() -> None:
     backend_functions.install()
     callbacks.install()
     compiled_steps.install()
+    distributed_optimizers.install()
     files.install()
     gathered_functions.install()
     gradients.install()
@@ -60,15 +57,10 @@ def install() -> None:
     loops.install()
     losses.install()
     new_variables.install()
-    norms.install()
-    optimizers.install()
-    optimizer_variables.install()
     outside.install()
     plain_classes.install()
     random.install()
     replica_attributes.install()
-    row_updates.install()
-    sharded_optimizers.install()
     state_trees.install()
     stored_values.install()
     synchronized_norms.install()

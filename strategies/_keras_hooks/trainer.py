@@ -21,7 +21,6 @@ from keras.src.trainers import trainer as keras_trainer
 from strategies._keras_hooks import (
     compiled_steps,
     losses,
-    optimizer_variables,
     same_inputs,
     same_models,
     shapes,
@@ -211,9 +210,6 @@ def _compile(
     same_models.forget(model)
     shapes.forget(model)
     compiled_steps.note_request(model, asked.get("jit_compile", "auto"))
-    if model.optimizer is not None:
-        with strategy.scope():
-            optimizer_variables.wrap_build(model.optimizer)
     _check(model, strategy)
     return result
 

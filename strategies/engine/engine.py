@@ -21,11 +21,11 @@ from strategies.collectives.descriptions import carrying
 from strategies.collectives.fixed_order import sum_in_order
 from strategies.collectives.process_group import ProcessGroup
 from strategies.control_plane import Member
-from strategies.engine.accumulators import Accumulators
 from strategies.engine.central import CentralStorage
 from strategies.engine.gradient_sync import Accumulation, GradientSync
 from strategies.engine.layout import DataParallelGroup, ReplicaLayout
 from strategies.engine.metric_variables import holds_totals, reading_totals
+from strategies.engine.optimizer_state import OptimizerState
 from strategies.engine.partial_sums import PartialSumVariable
 from strategies.engine.reductions import FusedReduction, LocalReduction, Reductions
 from strategies.engine.same_batches import SameBatches
@@ -76,8 +76,8 @@ class Engine:
         self.layout = ReplicaLayout(tuple(starmap(DataParallelGroup, zip(devices, joined, strict=True))))
         #: The seed generator of replicas' random draws without a seed; created at the first such draw.
         self.seed_generator: Any = None
-        #: The optimizers that accumulate gradients.
-        self.accumulators = Accumulators()
+        #: The variables that optimizers are creating.
+        self.optimizer_state = OptimizerState()
         #: The time that replicas wait for input and for each other.
         self.waits = Waits(self.layout.num_replicas)
         #: Reduces per-replica values over the replicas.
@@ -103,7 +103,7 @@ class Engine:
         #: Creates sharded weights; None if each device holds whole weights.
         self.sharded_weights: ShardedWeights | None = None
         if sharding is not None:
-            self.sharded_weights = ShardedWeights(self.layout, self.steps, sharding, parts)
+            self.sharded_weights = ShardedWeights(self.layout, self.steps, sharding, parts, self.optimizer_state)
             gathers = self.sharded_weights.gathers
             self.sharded_updates = ShardedUpdates(self.layout, self.reductions, self.steps, sharding, parts, gathers)
             sharding_group = parts.groups.sharding[0].inside if parts.groups.sharding else None
@@ -111,7 +111,9 @@ class Engine:
         #: Holds variables on the parameter device; None if each replica holds them.
         self.central: CentralStorage | None = None
         if parameter_device is not None and self.layout.devices != (parameter_device,):
-            self.central = CentralStorage(parameter_device, self.layout, self.reductions, self.steps)
+            self.central = CentralStorage(
+                parameter_device, self.layout, self.reductions, self.steps, self.optimizer_state
+            )
 
     def agree(self) -> None:
         """Compares the devices of all processes, and agrees on a number for the job and on seeds. All call it once.
@@ -132,6 +134,11 @@ class Engine:
     def process_group(self) -> ProcessGroup | None:
         """The group of all processes of the job; None without other processes."""
         return self.parts.groups.job
+
+    @property
+    def spanning_parts(self) -> ReplicaParts | None:
+        """The parts of a replica if they belong to several processes, else None."""
+        return self.parts if self.parts.spans_processes else None
 
     @property
     def owns_only_part(self) -> bool:
