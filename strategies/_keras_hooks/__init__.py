@@ -3,8 +3,9 @@
 Keras makes assumptions about ``tf.distribute`` that do not hold: that clipping commutes with summing over replicas,
 that all replicas have the same number of rows, that an iterator can be read ahead without loss. Keras' public
 interface cannot change them, so a few of its functions are wrapped. Every wrapper passes straight through unless the
-current strategy is one of this package's; other strategies, and Keras without one, are untouched. Saved files contain
-nothing of the wrappers. Differences between the supported releases of Keras are in `keras_versions`, and nowhere else.
+current strategy is one of this package's; other strategies, and Keras without one, are untouched. Optimizers need no
+wrappers: those made under our strategies get subclasses (`distributed_optimizers`). Saved files contain nothing
+of either. Differences between the supported releases of Keras are in `keras_versions`, and nowhere else.
 """
 
 import keras

@@ -23,8 +23,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import types
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -40,7 +39,7 @@ from strategies._keras_hooks.optimizer_updates import Apply, OptimizerUpdate, ch
 from strategies._keras_hooks.outside import check_part
 from strategies._keras_hooks.owned_variables import apply_owned, are_finite, owned_averages
 from strategies._keras_hooks.row_updates import update_rows
-from strategies._keras_hooks.weights import as_wholes, assign_wholes
+from strategies._keras_hooks.weights import WholeSlots
 from strategies._keras_hooks.whole_updates import needs_whole, whole_pairs
 from strategies._keras_hooks.wrapping import wrap
 from strategies._tf_internals import get_update_replica_id
@@ -106,7 +105,7 @@ def may_defer_update(optimizer: keras.Optimizer) -> Iterator[None]:
         update.may_defer = False
 
 
-class DistributedOptimizer(keras.Optimizer):
+class DistributedOptimizer(WholeSlots):
     """Methods of Keras' base class for an optimizer of one of our strategies. They pass through outside of it."""
 
     #: The optimizer's state and updates under its strategy; None if it was made under another strategy, or none.
@@ -237,41 +236,6 @@ class DistributedOptimizer(keras.Optimizer):
     def _with_averages(self, variables: Sequence[Any]) -> contextlib.AbstractContextManager[Sequence[Any]]:
         update = self._update_here()
         return contextlib.nullcontext(variables) if update is None else owned_averages(update, variables)
-
-    # ---- files and arrays have each split weight as one
-
-    def save_own_variables(self, store: MutableMapping[str, Any]) -> None:
-        """Saves the slots, whole."""
-        wholes = as_wholes(self.variables)
-        if wholes is None:
-            super().save_own_variables(store)
-            return
-        for i, variable in enumerate(wholes):
-            store[str(i)] = variable
-
-    def load_own_variables(self, store: Mapping[str, Any]) -> None:
-        """Loads the slots from whole ones."""
-        wholes = as_wholes(self.variables)
-        if wholes is None:
-            super().load_own_variables(store)
-        elif len(store.keys()) != len(wholes):
-            # As in Keras: training continues with slots of zeros.
-            warnings.warn(
-                f"Skipping variable loading for optimizer '{self.name}', because it has {len(wholes)} variables "
-                f"whereas the saved optimizer has {len(store.keys())} variables. ",
-                stacklevel=2,
-            )
-        else:
-            for i, variable in enumerate(wholes):
-                variable.assign(store[str(i)])
-
-    def set_weights(self, weights: Sequence[Any]) -> None:
-        """Sets the slots by whole arrays."""
-        wholes = as_wholes(self.variables)
-        if wholes is None:
-            super().set_weights(weights)
-        else:
-            assign_wholes(wholes, weights, f"Optimizer {self.name!r}")
 
 
 class _Outermost(keras.Optimizer):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import keras
@@ -22,7 +23,7 @@ def install() -> None:
     wrap(legacy_h5_format, "_legacy_weights", _legacy_weights, in_step=False)
 
 
-def as_wholes(variables: Sequence[Any]) -> list[Any] | None:
+def _whole(variables: Sequence[Any]) -> list[Any] | None:
     """Returns the variables with shards joined to whole weights.
 
     Returns None, for Keras to do the rest, if no weight is split and all processes own all weights.
@@ -32,12 +33,12 @@ def as_wholes(variables: Sequence[Any]) -> list[Any] | None:
 
 
 def _get_weights(original: Callable[..., Any], layer: keras.Layer) -> list[np.ndarray]:
-    whole = as_wholes(layer.weights)
+    whole = _whole(layer.weights)
     return original(layer) if whole is None else list(map(value_of, whole))
 
 
 def _set_weights(original: Callable[..., Any], layer: keras.Layer, weights: Sequence[Any]) -> None:
-    whole = as_wholes(layer.weights)
+    whole = _whole(layer.weights)
     if whole is None:
         original(layer, weights)
         return
@@ -46,7 +47,7 @@ def _set_weights(original: Callable[..., Any], layer: keras.Layer, weights: Sequ
             f"You called `set_weights(weights)` on layer '{layer.name}' with a weight list of length {len(weights)}, "
             f"but the layer was expecting {len(whole)} weights."
         )
-    assign_wholes(whole, weights, f"Layer {layer.name!r}")
+    _assign(whole, weights, f"Layer {layer.name!r}")
 
 
 def _legacy_weights(original: Callable[[keras.Layer], list[Any]], layer: keras.Layer) -> list[Any]:
@@ -54,7 +55,44 @@ def _legacy_weights(original: Callable[[keras.Layer], list[Any]], layer: keras.L
     return joined(original(layer), only_split=True)
 
 
-def assign_wholes(variables: Sequence[Any], values: Sequence[Any], owner: str) -> None:
+class WholeSlots(keras.Optimizer):
+    """An optimizer whose files and arrays have the slots of each split weight as one."""
+
+    def save_own_variables(self, store: MutableMapping[str, Any]) -> None:
+        """Saves the slots, whole."""
+        whole = _whole(self.variables)
+        if whole is None:
+            super().save_own_variables(store)
+            return
+        for i, variable in enumerate(whole):
+            store[str(i)] = variable
+
+    def load_own_variables(self, store: Mapping[str, Any]) -> None:
+        """Loads the slots from whole ones."""
+        whole = _whole(self.variables)
+        if whole is None:
+            super().load_own_variables(store)
+        elif len(store.keys()) != len(whole):
+            # As in Keras: training continues with slots of zeros.
+            warnings.warn(
+                f"Skipping variable loading for optimizer '{self.name}', because it has {len(whole)} variables "
+                f"whereas the saved optimizer has {len(store.keys())} variables. ",
+                stacklevel=2,
+            )
+        else:
+            for i, variable in enumerate(whole):
+                variable.assign(store[str(i)])
+
+    def set_weights(self, weights: Sequence[Any]) -> None:
+        """Sets the slots by whole arrays."""
+        whole = _whole(self.variables)
+        if whole is None:
+            super().set_weights(weights)
+        else:
+            _assign(whole, weights, f"Optimizer {self.name!r}")
+
+
+def _assign(variables: Sequence[Any], values: Sequence[Any], owner: str) -> None:
     """Assigns arrays to variables; Keras' own loops, too, end with the shorter list."""
     for variable, value in zip(variables, values, strict=False):
         if tuple(variable.shape) != tuple(value.shape):
