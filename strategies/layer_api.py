@@ -11,9 +11,9 @@ from strategies._keras_hooks.keras_versions import sort_layers
 from strategies._keras_hooks.new_variables import settled
 from strategies._keras_hooks.plain_classes import saved_as
 from strategies._keras_hooks.shapes import SYMBOLIC_ROWS, shapes_of
-from strategies._keras_hooks.sharded_optimizers import some_need_whole
 from strategies._keras_hooks.synchronized_norms import warn_of_norms
 from strategies._keras_hooks.undrawn import variables_undrawn
+from strategies._keras_hooks.whole_updates import some_need_whole
 from strategies.batches.shares import in_microbatches, split_into
 from strategies.control_plane.preemption import Saver
 from strategies.engine.engine import engine_of

@@ -47,7 +47,7 @@ class OptimizerCopies:
                 copied[key] = self.copied(each)
         else:
             copied = functools.wraps(chosen)(lambda variable: self.copied(chosen(variable)))
-        return type(optimizer)(copied, loss_scale_factor=optimizer.loss_scale_factor, name=optimizer.name)
+        return optimizer.__class__(copied, loss_scale_factor=optimizer.loss_scale_factor, name=optimizer.name)
 
     def finish(self, old: Any, new: Any) -> None:
         """Builds a copy for the counterparts of the variables that `old` was built for, and copies the slots.
@@ -71,7 +71,7 @@ def recreated(each: Any) -> Any:
     named = [part if isinstance(part, types.FunctionType) else type(part) for part in parts if part is not None]
     with keras.saving.custom_object_scope({part.__name__: part for part in named if not _is_of_keras(part)}):
         try:
-            return type(each).from_config(each.get_config())
+            return each.__class__.from_config(each.get_config())
         except TypeError:
             if isinstance(each, keras.Optimizer):
                 raise

@@ -3,8 +3,9 @@
 Keras makes assumptions about ``tf.distribute`` that do not hold: that clipping commutes with summing over replicas,
 that all replicas have the same number of rows, that an iterator can be read ahead without loss. Keras' public
 interface cannot change them, so a few of its functions are wrapped. Every wrapper passes straight through unless the
-current strategy is one of this package's; other strategies, and Keras without one, are untouched. Saved files contain
-nothing of the wrappers. Differences between the supported releases of Keras are in `keras_versions`, and nowhere else.
+current strategy is one of this package's; other strategies, and Keras without one, are untouched. Optimizers need no
+wrappers: those made under our strategies get subclasses (`distributed_optimizers`). Saved files contain nothing
+of either. Differences between the supported releases of Keras are in `keras_versions`, and nowhere else.
 """
 
 import keras
@@ -16,6 +17,7 @@ from strategies._keras_hooks import (
     backend_functions,
     callbacks,
     compiled_steps,
+    distributed_optimizers,
     files,
     gathered_functions,
     gradients,
@@ -23,16 +25,11 @@ from strategies._keras_hooks import (
     loops,
     losses,
     new_variables,
-    norms,
-    optimizer_variables,
-    optimizers,
     outside,
     owned_variables,
     plain_classes,
     random,
     replica_attributes,
-    row_updates,
-    sharded_optimizers,
     state_trees,
     stored_values,
     synchronized_norms,
@@ -52,6 +49,7 @@ def install() -> None:
     backend_functions.install()
     callbacks.install()
     compiled_steps.install()
+    distributed_optimizers.install()
     files.install()
     gathered_functions.install()
     gradients.install()
@@ -60,15 +58,10 @@ def install() -> None:
     loops.install()
     losses.install()
     new_variables.install()
-    norms.install()
-    optimizers.install()
-    optimizer_variables.install()
     outside.install()
     plain_classes.install()
     random.install()
     replica_attributes.install()
-    row_updates.install()
-    sharded_optimizers.install()
     state_trees.install()
     stored_values.install()
     synchronized_norms.install()

@@ -62,7 +62,7 @@ def _counts_without_batch(optimizer: keras.Optimizer) -> bool:
     """
     if not optimizer.gradient_accumulation_steps:
         return True
-    reads = "iterations" in type(optimizer).update_step.__code__.co_names
+    reads = "iterations" in optimizer.__class__.update_step.__code__.co_names
     return not (reads or isinstance(optimizer._learning_rate, keras.optimizers.schedules.LearningRateSchedule))
 
 

@@ -18,12 +18,12 @@ from keras.src.utils import tracking
 try:
     from keras.src.optimizers.multi_optimizer import MultiOptimizer
 except ImportError:
-    _MULTI_OPTIMIZERS: tuple[type[keras.Optimizer], ...] = ()
+    MULTI_OPTIMIZERS: tuple[type[keras.Optimizer], ...] = ()
 else:
-    _MULTI_OPTIMIZERS = (MultiOptimizer,)
+    MULTI_OPTIMIZERS = (MultiOptimizer,)
 
 #: Optimizers that pass all of their gradients to others. Keras 3.12 to 3.14 have no `MultiOptimizer`.
-WRAPPING_OPTIMIZERS = (loss_scale_optimizer.LossScaleOptimizer, *_MULTI_OPTIMIZERS)
+WRAPPING_OPTIMIZERS = (loss_scale_optimizer.LossScaleOptimizer, *MULTI_OPTIMIZERS)
 
 #: The callback that writes Orbax checkpoints. Keras 3.12 has none.
 ORBAX_CHECKPOINTS: tuple[type[keras.callbacks.Callback], ...] = (

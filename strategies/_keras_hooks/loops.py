@@ -12,12 +12,11 @@ from typing import Any
 
 import tensorflow as tf
 from keras.src.backend.tensorflow import core
-from keras.src.backend.tensorflow import optimizer as keras_tf_optimizer
 from keras.src.dtype_policies.dtype_policy import DTypePolicy
 
 from strategies._keras_hooks.wrapping import wrap
 from strategies._tf_internals import PerReplica
-from strategies.engine.engine import engine_of, engine_of_processes
+from strategies.engine.engine import Engine, engine_of
 from strategies.sharding.variables import ShardedVariable
 
 _RUN = (
@@ -28,10 +27,9 @@ _RUN = (
 
 
 def install() -> None:
-    """Wraps the conversion of layers' inputs, the handles of variables, and the optimizers' backend update."""
+    """Wraps the conversion of layers' inputs, and the handles of variables."""
     wrap(DTypePolicy, "convert_input", _convert_input)
     wrap(core.Variable, "handle", _handle)
-    wrap(keras_tf_optimizer.TFOptimizer, "_backend_update_step", _update_step)
 
 
 def _convert_input(original: Callable[..., Any], policy: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
@@ -62,11 +60,15 @@ def _handle(original: Callable[[Any], Any], variable: Any) -> Any:
         ) from error
 
 
-def _update_step(original: Callable[..., None], optimizer: Any, grads: Any, *args: Any, **kwargs: Any) -> None:
-    engine = engine_of_processes(optimizer._distribution_strategy)
-    if engine is not None and engine_of(tf.distribute.get_strategy()) is None:
+def check_runs(optimizer: Any, engine: Engine) -> None:
+    """Refuses an update outside of ``strategy.run`` by an optimizer of several processes.
+
+    Args:
+        optimizer: the optimizer.
+        engine: the engine of the strategy under which it was made.
+    """
+    if engine.num_processes > 1 and engine_of(tf.distribute.get_strategy()) is None:
         raise ValueError(
             "Gradients are applied outside of strategy.run, so that each process would train by its own ones only. "
             f"{_RUN} Received: {type(optimizer).__name__} in a job of {engine.num_processes} processes."
         )
-    original(optimizer, grads, *args, **kwargs)

@@ -6,18 +6,16 @@ processes: those of all split weights in one message, or one number for the whol
 
 from __future__ import annotations
 
-import contextvars
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import keras
 import tensorflow as tf
-from keras.src.optimizers import base_optimizer
 
+from strategies._keras_hooks.optimizer_updates import OptimizerUpdate
 from strategies._keras_hooks.owned_variables import sum_over_owners
-from strategies._keras_hooks.sharded_optimizers import sharded_updates
-from strategies._keras_hooks.wrapping import spanning_parts, wrap
 from strategies.collectives.process_group import ProcessGroup
+from strategies.engine.engine import Engine
 from strategies.replica.owners import is_first_owner
 from strategies.replica.splitting import SplitWeight
 from strategies.replica.weight_slices import WeightSlice
@@ -25,41 +23,28 @@ from strategies.replica.whole_weights import joined, whole_of
 
 Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices
 
-# The variables of the gradients that are clipped next, which Keras does not pass to its clipping.
-_applied: contextvars.ContextVar[Sequence[Any]] = contextvars.ContextVar("keras_strategies_applied", default=())
 
+def clipped(
+    update: OptimizerUpdate, clip: Callable[[list[Gradient]], list[Gradient]], grads: list[Gradient]
+) -> list[Gradient]:
+    """Returns an optimizer's gradients, clipped.
 
-def install() -> None:
-    """Wraps clipping, and the method that selects the gradients to clip."""
-    wrap(base_optimizer.BaseOptimizer, "_filter_empty_gradients", _filter)
-    wrap(base_optimizer.BaseOptimizer, "_clip_gradients", _clip)
-
-
-def _filter(
-    original: Callable[..., tuple[list[Gradient], list[Any]]],
-    optimizer: keras.Optimizer,
-    grads: Sequence[Gradient | None],
-    variables: Sequence[Any],
-) -> tuple[list[Gradient], list[Any]]:
-    kept = original(optimizer, grads, variables)
-    if optimizer.clipnorm or optimizer.global_clipnorm:
-        # Keras does not clip gradients that overwrite their variable.
-        _applied.set([v for v in kept[1] if not optimizer._overwrite_variable_with_gradient(v)])
-    return kept
-
-
-def _clip(original: Callable[..., list[Gradient]], optimizer: keras.Optimizer, grads: list[Gradient]) -> list[Gradient]:
-    variables = _applied.get()
-    _applied.set(())
-    parts, total = spanning_parts(), sum_over_owners()
+    Args:
+        update: the optimizer's update, which knows the variables of the gradients.
+        clip: Keras' clipping.
+        grads: the gradients.
+    """
+    optimizer, variables = update.optimizer, update.clipped
+    update.clipped = ()
+    parts, total = update.engine.spanning_parts, sum_over_owners(update.engine)
     known = len(variables) == len(grads)
     if total is not None and known and optimizer.global_clipnorm and optimizer.global_clipnorm > 0:
         pairs = zip(grads, variables, strict=True)
         own = grads if parts is None else [g for g, variable in pairs if is_first_owner(parts, _weight(variable))]
         return _clipped_together(optimizer, grads, own, total)
-    clipped = original(optimizer, grads)
+    result = clip(grads)
     if not optimizer.clipnorm or optimizer.clipnorm < 0 or not known:
-        return clipped
+        return result
     weights = [whole_of(variable) for variable in variables]
     held = list(dict.fromkeys(weight for weight in weights if weight is not None))
     squares = {}
@@ -69,7 +54,7 @@ def _clip(original: Callable[..., list[Gradient]], optimizer: keras.Optimizer, g
         if parts is not None:
             counted = [i for i in own if is_first_owner(parts, _weight(variables[i]), ("tensor",))]
         squares[weight] = _sum_of_squares([grads[i] for i in counted], _dtype(optimizer))
-    groups = [_processes_with_slices(), None if parts is None else parts.groups.model.get("tensor")]
+    groups = [_processes_with_slices(update.engine), None if parts is None else parts.groups.model.get("tensor")]
     for group in groups:
         if group is not None:
             squares = _summed_over(group, optimizer, squares)
@@ -78,8 +63,8 @@ def _clip(original: Callable[..., list[Gradient]], optimizer: keras.Optimizer, g
         scale = optimizer.clipnorm / tf.maximum(norm, optimizer.clipnorm)
         for i, other in enumerate(weights):
             if other is weight:
-                clipped[i] = _scaled(grads[i], scale)
-    return clipped
+                result[i] = _scaled(grads[i], scale)
+    return result
 
 
 def _weight(variable: Any) -> Any:
@@ -87,9 +72,9 @@ def _weight(variable: Any) -> Any:
     return variable.variable if isinstance(variable, WeightSlice) else variable
 
 
-def _processes_with_slices() -> ProcessGroup | None:
+def _processes_with_slices(engine: Engine) -> ProcessGroup | None:
     """Returns the group of processes over which updates are sharded; None if they are not."""
-    sharded = sharded_updates()
+    sharded = engine.sharded_updates
     return sharded.process_group if sharded is not None and sharded.spans_processes else None
 
 

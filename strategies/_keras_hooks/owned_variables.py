@@ -7,33 +7,30 @@ whether a step is skipped after an overflow. A `Normalization` that others own i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src.backend.tensorflow import optimizer as keras_tf_optimizer
-from keras.src.optimizers import base_optimizer, loss_scale_optimizer
 
-from strategies._keras_hooks.sharded_optimizers import sharded_updates
+from strategies._keras_hooks.optimizer_updates import OptimizerUpdate
 from strategies._keras_hooks.whole_updates import shards_of
-from strategies._keras_hooks.wrapping import spanning_parts, wrap
+from strategies._keras_hooks.wrapping import wrap
 from strategies.collectives.loopback import LOOPBACK
+from strategies.engine.engine import Engine
 from strategies.replica.deferred import is_remote
 from strategies.replica.owners import is_owned
 from strategies.replica.weight_slices import WeightSlice
 
 
 def install() -> None:
-    """Wraps the check for overflow, the loops over all variables of a model, and the end of a layer's adaptation."""
-    wrap(loss_scale_optimizer.LossScaleOptimizer, "check_finite", _check_finite)
-    wrap(base_optimizer.BaseOptimizer, "_update_model_variables_moving_average", _for_owned)
-    wrap(keras_tf_optimizer.TFOptimizer, "_overwrite_model_variables_with_average_value", _for_owned)
+    """Wraps the end of a layer's adaptation."""
     wrap(keras.layers.Normalization, "finalize_state", _finalize, in_step=False)
 
 
 def apply_owned(
-    optimizer: keras.Optimizer,
+    update: OptimizerUpdate,
     apply: Callable[[Sequence[Any], Sequence[Any] | None], Any],
     gradients: Sequence[Any],
     variables: Sequence[Any] | None,
@@ -42,7 +39,8 @@ def apply_owned(
 
     With ``variables=None``, gradients are those of all variables that the optimizer was built with.
     """
-    if (spanning_parts() is None and sharded_updates() is None) or not gradients:
+    optimizer = update.optimizer
+    if _owns_all(update.engine) or not gradients:
         return apply(gradients, variables)
     known = optimizer._trainable_variables if variables is None else variables
     pairs = [(g, v) for g, v in zip(gradients, known, strict=True) if _is_owned(v)]
@@ -68,24 +66,27 @@ def _clip_nothing(optimizer: keras.Optimizer) -> None:
     optimizer._clip_gradients([])
 
 
-def _check_finite(
-    original: Callable[..., tf.Tensor], optimizer: keras.Optimizer, grads: Sequence[Any]
-) -> tf.Tensor | bool:
-    total = sum_over_owners()
+def are_finite(engine: Engine, check: Callable[[Sequence[Any]], Any], gradients: Sequence[Any]) -> Any:
+    """Returns True, a bool tensor, if Keras' ``check`` finds the gradients finite on all processes."""
+    total = sum_over_owners(engine)
     if total is None:
-        return original(optimizer, grads)
-    own = [gradient for gradient in grads if gradient is not None]
-    overflow = tf.logical_not(original(optimizer, own)) if own else tf.constant(False)
+        return check(gradients)
+    own = [gradient for gradient in gradients if gradient is not None]
+    overflow = tf.logical_not(check(own)) if own else tf.constant(False)
     return tf.equal(total(tf.cast(overflow, tf.int32)), 0)
+
+
+def _owns_all(engine: Engine) -> bool:
+    return engine.spanning_parts is None and engine.sharded_updates is None
 
 
 def _is_owned(variable: Any) -> bool:
     return variable.is_owned if isinstance(variable, WeightSlice) else is_owned(variable)
 
 
-def sum_over_owners() -> Callable[[tf.Tensor], tf.Tensor] | None:
+def sum_over_owners(engine: Engine) -> Callable[[tf.Tensor], tf.Tensor] | None:
     """Returns a function that sums over the owners of parts of the updated variables; None if this process owns all."""
-    parts, sharded = spanning_parts(), sharded_updates()
+    parts, sharded = engine.spanning_parts, engine.sharded_updates
     group = LOOPBACK if sharded is None else sharded.process_group
     if parts is None and group.num_processes == 1:
         return None
@@ -98,29 +99,35 @@ def sum_over_owners() -> Callable[[tf.Tensor], tf.Tensor] | None:
     return total
 
 
-class _Seen:
-    """A view of an optimizer with only some of its moving averages."""
+@contextlib.contextmanager
+def owned_averages(update: OptimizerUpdate, variables: Sequence[Any]) -> Iterator[Sequence[Any]]:
+    """Context manager: the optimizer has the moving averages of only the variables that this process owns.
 
-    def __init__(self, optimizer: keras.Optimizer, averages: Sequence[Any]) -> None:
-        self._optimizer = optimizer
-        self._model_variables_moving_average = averages
+    Args:
+        update: the optimizer's update.
+        variables: the variables that the optimizer was built with.
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._optimizer, name)
-
-
-def _for_owned(original: Callable[..., None], optimizer: keras.Optimizer, trainable_variables: Sequence[Any]) -> None:
-    """Calls the original with only the variables, or shards, that this process owns, and with their moving averages."""
-    if not optimizer.use_ema or (spanning_parts() is None and sharded_updates() is None):
-        return original(optimizer, trainable_variables)
+    Yields:
+        The variables, or shards, that this process owns.
+    """
+    optimizer = update.optimizer
+    if not optimizer.use_ema or _owns_all(update.engine):
+        yield variables
+        return
+    averages = optimizer._model_variables_moving_average
     pairs = [
         (shard, own)
-        for variable, average in zip(trainable_variables, optimizer._model_variables_moving_average, strict=True)
+        for variable, average in zip(variables, averages, strict=True)
         if average is not None
         for shard, own in zip(shards_of(variable), shards_of(average), strict=True)
         if _is_owned(shard)
     ]
-    return original(_Seen(optimizer, [own for _, own in pairs]), [shard for shard, _ in pairs])
+    # Not by setattr, which would track the list.
+    vars(optimizer)["_model_variables_moving_average"] = [own for _, own in pairs]
+    try:
+        yield [shard for shard, _ in pairs]
+    finally:
+        vars(optimizer)["_model_variables_moving_average"] = averages
 
 
 def _finalize(original: Callable[[Any], None], layer: Any) -> None:

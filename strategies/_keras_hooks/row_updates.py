@@ -16,33 +16,35 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src.optimizers import adagrad
 
-from strategies._keras_hooks.wrapping import wrap
 from strategies._tf_internals import get_update_replica_id
 from strategies.replica.row_views import RowView
 from strategies.sharding.row_variables import is_row_sharded
 
 
-def install() -> None:
-    """Wraps the update of one variable by Adagrad."""
-    wrap(adagrad.Adagrad, "update_step", _update_step)
-
-
-def _update_step(
-    original: Callable[..., None], optimizer: keras.optimizers.Adagrad, gradient: Any, variable: Any, learning_rate: Any
+def update_rows(
+    optimizer: keras.optimizers.Adagrad, update_step: Callable[..., None], gradient: Any, variable: Any, rate: Any
 ) -> None:
+    """Updates one variable by Keras' ``update_step``, with only the rows that have a gradient where that is the same.
+
+    Args:
+        optimizer: the optimizer.
+        update_step: Keras' method.
+        gradient: a tensor or ``IndexedSlices``.
+        variable: the variable, or a slice.
+        rate: the learning rate.
+    """
     # With accumulator and epsilon both zero, Keras divides by zero also in rows without gradients: kept as it is.
     is_shard = getattr(variable, "is_shard", False) and is_row_sharded(variable.variable)
     if not (is_shard and isinstance(gradient, tf.IndexedSlices) and optimizer.epsilon > 0):
-        original(optimizer, gradient, variable, learning_rate)
+        update_step(gradient, variable, rate)
         return
     accumulator = optimizer._accumulators[optimizer._get_variable_index(variable)]
     with tf.device(variable.device):
         rows, indices = tf.unique(gradient.indices)
         own = tf.IndexedSlices(gradient.values, indices, tf.stack([tf.size(rows), *variable.shape[1:]]))
         with _viewed(accumulator, rows):
-            original(optimizer, own, RowView(variable.component, rows, variable._unique_id), learning_rate)
+            update_step(own, RowView(variable.component, rows, variable._unique_id), rate)
 
 
 @contextlib.contextmanager

@@ -9,7 +9,6 @@ a user's own run in the order in which they are written.
 
 from __future__ import annotations
 
-import contextvars
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -20,22 +19,15 @@ from keras.src.metrics import reduction_metrics
 from keras.src.optimizers import base_optimizer
 from keras.src.trainers import trainer as keras_trainer
 
-from strategies._keras_hooks import compiled_steps, gradients
+from strategies._keras_hooks import compiled_steps, distributed_optimizers, gradients
 from strategies._keras_hooks.wrapping import overrides, wrap
 from strategies.batches import shares
 from strategies.engine.engine import engine_of
-
-_may_defer: contextvars.ContextVar[bool] = contextvars.ContextVar("keras_strategies_may_defer", default=False)
 
 
 def install() -> None:
     """Wraps the training step."""
     wrap(keras_tf_trainer.TensorFlowTrainer, "train_step", _train_step)
-
-
-def may_defer_update() -> bool:
-    """Returns True where nothing uses the variables that an optimizer updates before metrics are read."""
-    return _may_defer.get()
 
 
 def _train_step(original: Callable[[keras.Model, Any], Any], model: keras.Model, data: Any) -> Any:
@@ -50,11 +42,8 @@ def _step(original: Callable[[keras.Model, Any], Any], model: keras.Model, data:
         return compiled_steps.train_step(original, model, data)
     if share.in_inner_function or not _metrics_see_no_weights(model):
         return compiled_steps.train_step(original, model, data)
-    token = _may_defer.set(True)
-    try:
+    with distributed_optimizers.may_defer_update(model.optimizer):
         logs = compiled_steps.train_step(original, model, data)
-    finally:
-        _may_defer.reset(token)
     # Without metrics, no read has finished the deferred update.
     tf.distribute.get_replica_context().merge_call(lambda _: engine.finish_update())
     return logs

@@ -21,7 +21,6 @@ from strategies._keras_hooks import (
     agreement,
     compiled_steps,
     losses,
-    optimizer_variables,
     shapes,
     split_batches,
 )
@@ -189,9 +188,6 @@ def _compile(
         result = original(*bound.args, **bound.kwargs)
     agreement.forget(model)
     compiled_steps.note_request(model, requested)
-    if model.optimizer is not None:
-        with strategy.scope():
-            optimizer_variables.wrap_build(model.optimizer)
     _check(model, strategy)
     return result
 

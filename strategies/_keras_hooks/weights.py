@@ -3,39 +3,24 @@
 from __future__ import annotations
 
 import warnings
-import weakref
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import keras
 import numpy as np
 from keras.src.legacy.saving import legacy_h5_format
-from keras.src.optimizers import base_optimizer
 
-from strategies._keras_hooks.whole_updates import needs_whole
 from strategies._keras_hooks.wrapping import wrap
 from strategies.replica.owners import spans_processes
-from strategies.replica.splitting import value_of, weight_of
-from strategies.replica.whole_weights import Slots, joined
-
-_slots: weakref.WeakKeyDictionary[keras.Optimizer, Slots] = weakref.WeakKeyDictionary()
+from strategies.replica.splitting import value_of
+from strategies.replica.whole_weights import joined
 
 
 def install() -> None:
-    """Wraps the methods that read, set, save and load weights of layers and of optimizers."""
+    """Wraps the methods that read and set weights of layers, and that list those of Keras 2 files."""
     wrap(keras.Layer, "get_weights", _get_weights, in_step=False)
     wrap(keras.Layer, "set_weights", _set_weights, in_step=False)
-    wrap(base_optimizer.BaseOptimizer, "save_own_variables", _save_slots, in_step=False)
-    wrap(base_optimizer.BaseOptimizer, "load_own_variables", _load_slots, in_step=False)
-    wrap(base_optimizer.BaseOptimizer, "set_weights", _set_slots, in_step=False)
     wrap(legacy_h5_format, "_legacy_weights", _legacy_weights, in_step=False)
-
-
-def note_slot(optimizer: keras.Optimizer, reference: Any, slot: Any) -> None:
-    """Records that ``optimizer`` made ``slot`` for the variable ``reference``."""
-    weight = weight_of(reference)
-    if weight is not None and not needs_whole(optimizer):
-        _slots.setdefault(optimizer, Slots()).note(weight, reference, slot)
 
 
 def _whole(variables: Sequence[Any]) -> list[Any] | None:
@@ -70,41 +55,45 @@ def _legacy_weights(original: Callable[[keras.Layer], list[Any]], layer: keras.L
     return joined(original(layer), only_split=True)
 
 
-def _save_slots(original: Callable[..., Any], optimizer: keras.Optimizer, store: MutableMapping[str, Any]) -> None:
-    whole = _whole(optimizer.variables)
-    if whole is None:
-        original(optimizer, store)
-        return
-    for i, variable in enumerate(whole):
-        store[str(i)] = variable
+class WholeSlots(keras.Optimizer):
+    """An optimizer whose files and arrays have the slots of each split weight as one."""
 
-
-def _load_slots(original: Callable[..., Any], optimizer: keras.Optimizer, store: Mapping[str, Any]) -> None:
-    whole = _whole(optimizer.variables)
-    if whole is None:
-        original(optimizer, store)
-    elif len(store.keys()) != len(whole):
-        # As in Keras: training continues with slots of zeros.
-        warnings.warn(
-            f"Skipping variable loading for optimizer '{optimizer.name}', because it has {len(whole)} variables "
-            f"whereas the saved optimizer has {len(store.keys())} variables. ",
-            stacklevel=4,
-        )
-    else:
+    def save_own_variables(self, store: MutableMapping[str, Any]) -> None:
+        """Saves the slots, whole."""
+        whole = _whole(self.variables)
+        if whole is None:
+            super().save_own_variables(store)
+            return
         for i, variable in enumerate(whole):
-            variable.assign(store[str(i)])
+            store[str(i)] = variable
 
+    def load_own_variables(self, store: Mapping[str, Any]) -> None:
+        """Loads the slots from whole ones."""
+        whole = _whole(self.variables)
+        if whole is None:
+            super().load_own_variables(store)
+        elif len(store.keys()) != len(whole):
+            # As in Keras: training continues with slots of zeros.
+            warnings.warn(
+                f"Skipping variable loading for optimizer '{self.name}', because it has {len(whole)} variables "
+                f"whereas the saved optimizer has {len(store.keys())} variables. ",
+                stacklevel=2,
+            )
+        else:
+            for i, variable in enumerate(whole):
+                variable.assign(store[str(i)])
 
-def _set_slots(original: Callable[..., Any], optimizer: keras.Optimizer, weights: Sequence[Any]) -> None:
-    whole = _whole(optimizer.variables)
-    if whole is None:
-        original(optimizer, weights)
-    else:
-        _assign(whole, weights, f"Optimizer {optimizer.name!r}")
+    def set_weights(self, weights: Sequence[Any]) -> None:
+        """Sets the slots by whole arrays."""
+        whole = _whole(self.variables)
+        if whole is None:
+            super().set_weights(weights)
+        else:
+            _assign(whole, weights, f"Optimizer {self.name!r}")
 
 
 def _assign(variables: Sequence[Any], values: Sequence[Any], owner: str) -> None:
-    # Keras' own loops end with the shorter list.
+    """Assigns arrays to variables; Keras' own loops, too, end with the shorter list."""
     for variable, value in zip(variables, values, strict=False):
         if tuple(variable.shape) != tuple(value.shape):
             raise ValueError(

@@ -38,15 +38,30 @@ _BY_NUMBER = (
 _ON_GRADIENTS = ("apply", "apply_gradients", "_clip_gradients", "_backend_apply_gradients", "_backend_update_step")
 
 
+def inner_optimizers(optimizer: keras.Optimizer) -> list[keras.Optimizer]:
+    """Returns the optimizers that an optimizer wraps."""
+    wrapped = [getattr(optimizer, "inner_optimizer", None), *getattr(optimizer, "optimizers", ())]
+    return [each for each in wrapped if isinstance(each, keras.Optimizer)]
+
+
+def some_need_whole(optimizer: keras.Optimizer) -> bool:
+    """Returns True if an optimizer, or one that it wraps, gets whole weights where updates are sharded."""
+    inner = inner_optimizers(optimizer)
+    if inner:
+        return any(map(some_need_whole, inner))
+    # An optimizer that chooses its inner ones by the variables has none before it is built.
+    return isinstance(optimizer, WRAPPING_OPTIMIZERS) or needs_whole(optimizer) or overrides_gradients(optimizer)
+
+
 def overrides_gradients(optimizer: keras.Optimizer) -> bool:
     """Returns True if the optimizer's class overrides a method that processes gradients: it may need whole ones."""
-    cls = type(optimizer)
+    cls = optimizer.__class__
     return any(getattr(cls, name) not in [getattr(known, name) for known in _BY_NUMBER] for name in _ON_GRADIENTS)
 
 
 def needs_whole(optimizer: keras.Optimizer) -> bool:
     """Returns True if the optimizer's update of one number may depend on other numbers of the weight."""
-    step = type(optimizer).update_step
+    step = optimizer.__class__.update_step
     return not isinstance(optimizer, WRAPPING_OPTIMIZERS) and all(step is not cls.update_step for cls in _BY_NUMBER)
 
 

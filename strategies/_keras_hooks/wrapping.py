@@ -95,11 +95,11 @@ def full_name(owner: Any, name: str) -> str:
 
 
 def overrides(owner: Any, base: type, name: str) -> bool:
-    """Returns True if ``owner``, or its class, overrides a method of a class of Keras."""
-    return getattr(getattr(owner, name, None), "__func__", None) is not vars(base)[name]
+    """Returns True if ``owner``, or the class that the program chose for it, overrides a method of a class of Keras."""
+    return name in getattr(owner, "__dict__", ()) or getattr(owner.__class__, name, None) is not vars(base)[name]
 
 
 def spanning_parts() -> ReplicaParts | None:
     """Returns the parts of a replica under the current strategy if they belong to several processes, else None."""
     engine = engine_of(tf.distribute.get_strategy())
-    return engine.parts if engine is not None and engine.parts.spans_processes else None
+    return None if engine is None else engine.spanning_parts

@@ -16,10 +16,8 @@ Source: the synchronous semantics of ``tf.distribute.experimental.CentralStorage
 
 from __future__ import annotations
 
-import contextlib
-import contextvars
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -27,6 +25,7 @@ import tensorflow as tf
 from strategies._tf_internals import Mirrored, PerReplica, UpdateContext
 from strategies.engine.layout import ReplicaLayout, local_values
 from strategies.engine.maxima import with_maxima
+from strategies.engine.optimizer_state import OptimizerState
 from strategies.engine.reductions import Reductions
 from strategies.engine.replica_state import local_mean
 from strategies.engine.step import Steps
@@ -34,11 +33,6 @@ from strategies.engine.variables import ReplicaStateVariable
 from strategies.replica.rounding import rounded, rounding_of
 
 _NONE = tf.VariableAggregation.NONE
-
-#: True while an optimizer creates its variables.
-_makes_optimizer_state: contextvars.ContextVar[bool] = contextvars.ContextVar(
-    "keras_strategies_makes_optimizer_state", default=False
-)
 
 
 class CentralVariable(ReplicaStateVariable):
@@ -90,21 +84,6 @@ class CentralVariable(ReplicaStateVariable):
         return strategy.extended.update(self, update_fn, args=(agreed,), kwargs=kwargs, group=True)
 
 
-@contextlib.contextmanager
-def making_optimizer_state() -> Iterator[None]:
-    """Context manager: new variables are optimizer state and go to the parameter device, if the strategy has one."""
-    token = _makes_optimizer_state.set(True)
-    try:
-        yield
-    finally:
-        _makes_optimizer_state.reset(token)
-
-
-def is_optimizer_state() -> bool:
-    """Returns True inside :func:`making_optimizer_state`."""
-    return _makes_optimizer_state.get()
-
-
 class CentralStorage:
     """Creates variables on the parameter device, and updates them there.
 
@@ -113,13 +92,17 @@ class CentralStorage:
         layout: the replicas, on the compute devices.
         reductions: the reductions over these replicas.
         steps: the steps of these replicas.
+        optimizer_state: the variables that optimizers are creating.
     """
 
-    def __init__(self, device: str, layout: ReplicaLayout, reductions: Reductions, steps: Steps) -> None:
+    def __init__(
+        self, device: str, layout: ReplicaLayout, reductions: Reductions, steps: Steps, optimizer_state: OptimizerState
+    ) -> None:
         self.device = device
         self._layout = layout
         self._reductions = reductions
         self._steps = steps
+        self._optimizer_state = optimizer_state
 
     def create(self, strategy: Any, next_creator: Callable[..., Any], kwargs: dict[str, Any]) -> CentralVariable:
         """Returns a variable on the parameter device.
@@ -138,7 +121,7 @@ class CentralStorage:
         """Returns True if a variable with these arguments is on the parameter device, not on each replica's."""
         if kwargs.get("synchronization") == tf.VariableSynchronization.ON_READ:
             return False
-        if is_optimizer_state() or isinstance(kwargs.get("colocate_with"), CentralVariable):
+        if self._optimizer_state.builders or isinstance(kwargs.get("colocate_with"), CentralVariable):
             return True
         # TensorFlow's default is trainable. A variable with an aggregation is written by all replicas together.
         return kwargs.get("trainable") is not False or kwargs.get("aggregation") not in (None, _NONE)

@@ -20,11 +20,11 @@ from strategies.collectives.descriptions import carrying
 from strategies.collectives.loopback import LOOPBACK
 from strategies.collectives.process_group import ProcessGroup
 from strategies.control_plane import Member
-from strategies.engine.accumulators import Accumulators
 from strategies.engine.central import CentralStorage
 from strategies.engine.device_reductions import DeviceReductions, LocalReduction
 from strategies.engine.gradient_sync import Accumulation, GradientSync
 from strategies.engine.layout import DataParallelGroup, ReplicaLayout
+from strategies.engine.optimizer_state import OptimizerState
 from strategies.engine.partial_sums import PartialSumVariable
 from strategies.engine.reductions import SUM, FusedReduction, Reductions
 from strategies.engine.save_counter import SaveCounter
@@ -74,8 +74,8 @@ class Engine:
         self.layout = ReplicaLayout(tuple(starmap(DataParallelGroup, zip(devices, joined, strict=True))))
         #: The seed generator of replicas' random draws without a seed; created at the first such draw.
         self.seed_generator: Any = None
-        #: The optimizers that accumulate gradients.
-        self.accumulators = Accumulators()
+        #: The variables that optimizers are creating.
+        self.optimizer_state = OptimizerState()
         #: The time that replicas wait for input and for each other.
         self.waits = Waits(self.layout.num_replicas)
         #: Reduces per-replica values over the replicas.
@@ -100,7 +100,7 @@ class Engine:
         #: Creates sharded weights; None if each device holds whole weights.
         self.sharded_weights: ShardedWeights | None = None
         if sharding is not None:
-            self.sharded_weights = ShardedWeights(self.layout, self.steps, sharding, parts)
+            self.sharded_weights = ShardedWeights(self.layout, self.steps, sharding, parts, self.optimizer_state)
             gathers = self.sharded_weights.gathers
             self.sharded_updates = ShardedUpdates(self.layout, self.reductions, self.steps, sharding, parts, gathers)
             sharding_group = parts.groups.sharding[0].inside if parts.groups.sharding else None
@@ -108,7 +108,9 @@ class Engine:
         #: Holds variables on the parameter device; None if each replica holds them.
         self.central: CentralStorage | None = None
         if parameter_device is not None and self.layout.devices != (parameter_device,):
-            self.central = CentralStorage(parameter_device, self.layout, self.reductions, self.steps)
+            self.central = CentralStorage(
+                parameter_device, self.layout, self.reductions, self.steps, self.optimizer_state
+            )
 
     def agree(self) -> None:
         """Compares the devices of all processes, and agrees on a number for the job and on seeds. All call it once.
@@ -134,6 +136,11 @@ class Engine:
     def num_processes(self) -> int:
         """The number of processes of the job."""
         return self.process_group.num_processes
+
+    @property
+    def spanning_parts(self) -> ReplicaParts | None:
+        """The parts of a replica if they belong to several processes, else None."""
+        return self.parts if self.parts.spans_processes else None
 
     @property
     def owns_only_part(self) -> bool:

@@ -29,8 +29,8 @@ class Accumulation:
     """Gradients that an optimizer accumulates over several steps before it applies them.
 
     Attributes:
-        accumulators: for each gradient the variable, made under ``Accumulators.creating``, with the replica's
-            partial sum.
+        accumulators: for each gradient the variable, made under ``OptimizerState.creating_accumulators``, with the
+            replica's partial sum.
         is_due: bool scalar, True if this step's gradients complete a sum.
     """
 

@@ -32,7 +32,6 @@ from strategies.engine.placed_variables import has_value, remote, without_value
 from strategies.engine.variables import ReplicaStateVariable
 from strategies.replica.owners import set_coordinates, set_owner
 from strategies.sharding.creation import ShardedWeights
-from strategies.sharding.slots import current_slice
 
 _Arguments = dict[str, Any]
 
@@ -70,10 +69,10 @@ class VariableMakers:
         self._engine = engine
         self._mirrored = mirrored
         self._initial_value = initial_value
-        accumulators = engine.accumulators
+        state = engine.optimizer_state
         makers = [
-            _Maker(lambda _: accumulators.makes_flag, lambda create, kwargs: create(**kwargs)),
-            _Maker(lambda _: current_slice() is not None, self._make_slot),
+            _Maker(lambda _: state.makes_flag, lambda create, kwargs: create(**kwargs)),
+            _Maker(lambda _: state.slice is not None, self._make_slot),
         ]
         if (sharded := engine.sharded_weights) is not None:
             makers.append(_Maker(sharded.should_shard, functools.partial(self._make_sharded, sharded)))
@@ -82,7 +81,7 @@ class VariableMakers:
         if engine.parts.spans_processes:
             makers.append(_Maker(self._is_without_value, self._make_without_value))
         makers += [
-            _Maker(lambda _: accumulators.makes_accumulators, self._make_accumulator),
+            _Maker(lambda _: state.makes_accumulators, self._make_accumulator),
             _Maker(lambda _: True, lambda create, kwargs: _aware(self._make_mirrored(create, kwargs))),
         ]
         self._makers = tuple(makers)
@@ -102,7 +101,7 @@ class VariableMakers:
         return made
 
     def _make_slot(self, create: Callable[..., Any], kwargs: _Arguments) -> Any:
-        owner = current_slice()
+        owner = self._engine.optimizer_state.slice
         if owner is None:
             raise RuntimeError("No slot of a slice is being created.")
         if owner.is_owned:
@@ -122,7 +121,7 @@ class VariableMakers:
         return sharded.create(self._strategy, create, self._initial_value(kwargs), kwargs)
 
     def _is_without_value(self, kwargs: _Arguments) -> bool:
-        may_defer = not self._engine.accumulators.makes_accumulators
+        may_defer = not self._engine.optimizer_state.makes_accumulators
         return not has_value(self._engine.parts.local_part(), kwargs, may_defer=may_defer)
 
     def _make_without_value(self, create: Callable[..., Any], kwargs: _Arguments) -> Any:
@@ -132,7 +131,9 @@ class VariableMakers:
         return ReplicaStateVariable(self._strategy, [component], component.aggregation)
 
     def _make_accumulator(self, create: Callable[..., Any], kwargs: _Arguments) -> Any:
-        return self._engine.accumulators.create(lambda **given: self._make_mirrored(create, given), kwargs)
+        return self._engine.optimizer_state.create_accumulator(
+            lambda **given: self._make_mirrored(create, given), kwargs
+        )
 
     def _make_mirrored(self, create: Callable[..., Any], kwargs: _Arguments) -> Any:
         parts = self._engine.parts

@@ -9,8 +9,8 @@ from typing import Any
 import tensorflow as tf
 
 from strategies._tf_internals import CheckpointInitialValue
-from strategies.engine.central import is_optimizer_state
 from strategies.engine.layout import ReplicaLayout
+from strategies.engine.optimizer_state import OptimizerState
 from strategies.engine.placed_variables import current_owner, form_of
 from strategies.engine.step import Steps
 from strategies.engine.variables import ReplicaStateVariable
@@ -35,12 +35,21 @@ class ShardedWeights:
         steps: the steps of these replicas.
         groups: the groups of replicas over which weights are sharded.
         parts: the parts of a replica.
+        optimizer_state: the variables that optimizers are creating.
     """
 
-    def __init__(self, layout: ReplicaLayout, steps: Steps, groups: ShardingGroups, parts: ReplicaParts) -> None:
+    def __init__(
+        self,
+        layout: ReplicaLayout,
+        steps: Steps,
+        groups: ShardingGroups,
+        parts: ReplicaParts,
+        optimizer_state: OptimizerState,
+    ) -> None:
         self._layout = layout
         self._groups = groups
         self._parts = parts
+        self._optimizer_state = optimizer_state
         self._processes = parts.groups.sharding
         #: Gathers the weights.
         self.gathers = WeightGathers(steps, AllGather(layout, steps, groups, self._processes))
@@ -49,7 +58,7 @@ class ShardedWeights:
 
     def should_shard(self, kwargs: dict[str, Any]) -> bool:
         """Returns True if the arguments create a variable that is to be sharded: a trainable, floating-point weight."""
-        if is_optimizer_state():
+        if self._optimizer_state.builders:
             return False
         if not self._groups.shards_weights and not makes_sharded_rows(self._groups):
             return False

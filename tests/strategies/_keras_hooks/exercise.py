@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import json
+import pickle
 import sys
 import tempfile
 from collections import Counter
@@ -26,7 +27,7 @@ from strategies import _keras_hooks
 from strategies._keras_hooks import wrapping
 from tests.graphs import collect_seldom
 from tests.releases import is_there
-from tests.strategies._keras_hooks.signatures import signature
+from tests.strategies._keras_hooks.signatures import overriding_methods, signature
 
 X, Y = np.linspace(0, 1, 24).reshape(8, 3).astype("float32"), np.ones((8, 1), "float32")
 OPTIONS: dict[str, Any] = {"batch_size": 4, "shuffle": False, "verbose": 0}
@@ -64,10 +65,20 @@ class Recorder:
         self._wrap(owner, name, recording, **kwargs)
 
     def install(self) -> None:
-        """Replaces `wrap` in all modules of hooks."""
+        """Replaces `wrap` in all modules of hooks, and counts the calls of methods that override Keras'."""
         for name, module in list(sys.modules.items()):
             if name.startswith(_keras_hooks.__name__) and hasattr(module, "wrap"):
                 vars(module)["wrap"] = self.wrap
+        for cls, name, method in list(overriding_methods()):
+            setattr(cls, name, self._counted(f"{cls.__module__}.{cls.__qualname__}.{name}", method))
+
+    def _counted(self, full_name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(method)
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            self.calls[full_name] += 1
+            return method(*args, **kwargs)
+
+        return counted
 
 
 def _bound(function: Callable[..., Any], args: Any, kwargs: Any) -> dict[str, Any]:
@@ -161,6 +172,7 @@ def everything(folder: Path) -> None:
     optimizer.set_weights([np.asarray(variable) for variable in optimizer.variables])
     model.save(folder / "model.keras")
     model.save(folder / "model.h5")
+    pickle.dumps(optimizer)
     model.save_weights(folder / "model.weights.h5")
     model.load_weights(folder / "model.weights.h5")
     keras.saving.load_weights(model, folder / "model.weights.h5")

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
+
+import keras
+
+from strategies._keras_hooks import distributed_optimizers
 
 
 def signature(value: Any) -> str:
@@ -33,3 +37,24 @@ def changes(known: Mapping[str, str], found: Mapping[str, str], ours: Mapping[st
         for name in known
         if found.get(name, known[name]) != known[name]
     ]
+
+
+def overriding_methods() -> Iterator[tuple[type, str, Callable[..., Any]]]:
+    """Yields class, name and function of each method of the classes that distribute optimizers."""
+    for cls in vars(distributed_optimizers).values():
+        if isinstance(cls, type) and issubclass(cls, keras.Optimizer) and cls.__module__.startswith("strategies."):
+            yield from ((cls, name, each) for name, each in vars(cls).items() if inspect.isfunction(each))
+
+
+def overridden() -> dict[str, tuple[Callable[..., Any], str]]:
+    """Returns by full name the methods of Keras that these classes override, each with the name of ours."""
+    names = ("Adam", "Adagrad", "LossScaleOptimizer", "MultiOptimizer")
+    found = {}
+    for plain in [getattr(keras.optimizers, name) for name in names if hasattr(keras.optimizers, name)]:
+        order = distributed_optimizers.distributed(plain).__mro__
+        for ours, name, _ in overriding_methods():
+            for theirs in order[order.index(ours) + 1 :] if ours in order else ():
+                if name in vars(theirs) and theirs.__module__.startswith("keras."):
+                    full = f"{theirs.__module__}.{theirs.__qualname__}.{name}"
+                    found[full] = (vars(theirs)[name], f"{ours.__module__}.{ours.__qualname__}.{name}")
+    return found

@@ -23,15 +23,16 @@ from keras.src.optimizers.base_optimizer import BaseOptimizer
 from keras.src.saving import saving_lib
 
 from strategies import _keras_hooks, _tf_internals
-from strategies._keras_hooks import norms, wrapping
+from strategies._keras_hooks import distributed_optimizers, wrapping
 from tests.processes import ROOT
 from tests.releases import has_keras
-from tests.strategies._keras_hooks.signatures import changes, signature
+from tests.strategies._keras_hooks.signatures import changes, overridden, overriding_methods, signature
 
 INVENTORY = tomllib.loads(Path(__file__).with_name("inventory.toml").read_text())
 #: Names that the installed Keras lacks, if it is older than the Keras of the inventory.
 ABSENT = {name for name, release in INVENTORY["since_keras"].items() if not has_keras(release)}
 WRAPPED = {name: known for name, known in INVENTORY["wrapped"].items() if name not in ABSENT}
+OVERRIDDEN = {name: known for name, known in INVENTORY["overridden"].items() if name not in ABSENT}
 
 
 @pytest.fixture(scope="module")
@@ -53,9 +54,20 @@ def test_each_hook_is_called_by_a_training_that_needs_it(seen: Any) -> None:
     assert not unused, "\n".join(unused)
 
 
+def test_methods_that_are_overridden() -> None:
+    found = {name: signature(theirs) for name, (theirs, _) in overridden().items()}
+    lines = changes(OVERRIDDEN, found, {name: ours for name, (_, ours) in overridden().items()})
+    assert not lines, "\n".join(lines)
+
+
+def test_each_overriding_method_is_called_by_a_training_that_needs_it(seen: Any) -> None:
+    names = [f"{cls.__module__}.{cls.__qualname__}.{name}" for cls, name, _ in overriding_methods()]
+    assert not [name for name in names if name.startswith("strategies.") and name not in seen["called"]]
+
+
 @pytest.mark.parametrize("name", INVENTORY["several_processes"])
 def test_hooks_for_several_processes_have_a_test_with_several(name: str) -> None:
-    assert name in INVENTORY["wrapped"]
+    assert name in INVENTORY["wrapped"] | INVENTORY["overridden"]
     path, _, test = INVENTORY["several_processes"][name].partition("::")
     assert f"def {test}(" in (ROOT / path).read_text()
 
@@ -79,31 +91,45 @@ def test_names_of_split_layers_are_those_of_plain_ones(seen: Any) -> None:
 
 def test_a_changed_signature_is_named_with_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     _keras_hooks.install()
-    name = "keras.src.optimizers.base_optimizer.BaseOptimizer._clip_gradients"
+    name = "keras.src.optimizers.base_optimizer.BaseOptimizer.apply"
     # monkeypatch restores our record, as it restores Keras' function.
     monkeypatch.setitem(wrapping._hooks, name, wrapping.hooks()[name])
 
-    monkeypatch.setattr(BaseOptimizer, "_clip_gradients", lambda self, grads, variables: grads)
-    norms.install()
+    monkeypatch.setattr(BaseOptimizer, "apply", lambda self, grads: grads)
+    distributed_optimizers.install()
     hook = wrapping.hooks()[name]
     found = {name: signature(hook.original)}
     assert changes({name: INVENTORY["wrapped"][name]}, found, {name: hook.name}) == [
-        f"{name} was (self, grads), is (self, grads, variables): see strategies._keras_hooks.norms._clip"
+        f"{name} was (self, grads, trainable_variables=None), is (self, grads): "
+        "see strategies._keras_hooks.distributed_optimizers._apply_of_no_strategy"
     ]
 
 
-def test_a_name_that_is_gone_is_named_with_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_changed_method_is_named_with_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "keras.src.optimizers.base_optimizer.BaseOptimizer._clip_gradients"
+    monkeypatch.setattr(BaseOptimizer, "_clip_gradients", lambda self, grads, variables: grads)
+    theirs, ours = overridden()[name]
+    assert changes({name: OVERRIDDEN[name]}, {name: signature(theirs)}, {name: ours}) == [
+        f"{name} was (self, grads), is (self, grads, variables): "
+        "see strategies._keras_hooks.distributed_optimizers.DistributedOptimizer._clip_gradients"
+    ]
     monkeypatch.delattr(BaseOptimizer, "_clip_gradients")
-    with pytest.raises(RuntimeError, match=r"BaseOptimizer\._clip_gradients does not exist.*norms\._clip hooks into"):
-        norms.install()
+    assert name not in overridden()
+
+
+def test_a_name_that_is_gone_is_named_with_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(BaseOptimizer, "apply")
+    message = r"BaseOptimizer\.apply does not exist.*distributed_optimizers\._apply_of_no_strategy hooks into"
+    with pytest.raises(RuntimeError, match=message):
+        distributed_optimizers.install()
 
 
 def test_two_hooks_of_one_function_are_refused() -> None:
     """The second hook would never be called."""
     _keras_hooks.install()
     _keras_hooks.install()
-    with pytest.raises(RuntimeError, match=r"BaseOptimizer\._clip_gradients is wrapped already, by <function _clip"):
-        wrapping.wrap(BaseOptimizer, "_clip_gradients", lambda original, *args: original(*args))
+    with pytest.raises(RuntimeError, match=r"BaseOptimizer\.apply is wrapped already, by <function _apply_of_no"):
+        wrapping.wrap(BaseOptimizer, "apply", lambda original, *args: original(*args))
 
 
 def test_what_is_replaced_in_tensorflow() -> None:
@@ -130,7 +156,7 @@ def test_changes_are_distinguished() -> None:
 def _objects() -> dict[str, Any]:
     inputs = keras.Input((2,))
     model = keras.Model(inputs, keras.layers.Dense(1)(inputs))
-    optimizer = keras.optimizers.SGD(gradient_accumulation_steps=2)
+    optimizer = keras.optimizers.SGD(gradient_accumulation_steps=2, use_ema=True)
     model.compile(optimizer, "mse", metrics=["mae"])
     model.fit(np.ones((2, 2)), np.ones((2, 1)), verbose=0)
     attention = keras.layers.MultiHeadAttention(2, 2)
@@ -211,7 +237,8 @@ def test_attributes_that_are_read_or_set() -> None:
 
 def test_what_older_releases_lack_is_in_the_inventory() -> None:
     attributes = {f"{kind}.{name}" for kind, names in INVENTORY["attributes"].items() for name in names}
-    assert INVENTORY["since_keras"].keys() <= INVENTORY["wrapped"].keys() | attributes
+    functions = INVENTORY["wrapped"].keys() | INVENTORY["overridden"].keys()
+    assert INVENTORY["since_keras"].keys() <= functions | attributes
 
 
 def test_no_attribute_is_left_out() -> None:
