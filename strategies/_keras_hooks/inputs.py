@@ -13,10 +13,10 @@ from keras.src.trainers import data_adapters, epoch_iterator
 from keras.src.trainers.data_adapters import array_data_adapter, py_dataset_adapter, tf_dataset_adapter
 
 from strategies._keras_hooks.wrapping import wrap
+from strategies.batches.agreed_dataset import AgreedDataset
 from strategies.batches.compared_dataset import ComparedDataset
 from strategies.batches.pipeline_ops import reads_generator
 from strategies.batches.prefetch import ReadAheadDataset
-from strategies.batches.sharding import AgreedDataset
 from strategies.engine.engine import Engine, engine_of
 from strategies.engine.seeds import agree_on_random_state
 

@@ -29,9 +29,9 @@ from strategies._keras_hooks.outside import check_part, other_strategy_error
 from strategies._keras_hooks.wrapping import Rest, Result, wrap
 from strategies._tf_internals import NoneTensorSpec, PerReplicaSpec
 from strategies.batches import shares
+from strategies.batches.agreed_dataset import AgreedIterator
 from strategies.batches.prefetch import ReadAheadIterator
 from strategies.batches.row_marks import mark_reduced
-from strategies.batches.sharding import AgreedIterator
 from strategies.engine import legacy_keras
 from strategies.engine.context import TrainerCall, called_by_trainer
 from strategies.engine.engine import engine_of

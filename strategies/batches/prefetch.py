@@ -29,9 +29,9 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from strategies._tf_internals import PerReplica, PerReplicaSpec
+from strategies.batches.agreed_dataset import AgreedIterator
 from strategies.batches.portions import Portion, PortionSpec
 from strategies.batches.rows import take_rows
-from strategies.batches.sharding import AgreedIterator
 
 #: The number of elements that are prefetched beyond the current one. Each device holds as many more batches.
 NUM_AHEAD = 2
