@@ -40,7 +40,7 @@ from strategies.replica.overwritten import is_overwritten, warn_if_summed
 from strategies.replica.pass_context import pass_context
 from strategies.replica.rounding import as_unrounded, unrounded
 from strategies.replica.splitting import weight_of
-from strategies.sharding.row_variables import is_row_sharded
+from strategies.sharding.variables import is_row_sharded
 
 #: Kinds that are weighted. A scalar that is neither mean nor sum is weighted, too, as the best guess, with a warning.
 _AS_MEANS = (Kind.MEAN, Kind.SAME, Kind.DRAWN)

@@ -32,8 +32,8 @@ from strategies.replica.weight_identity import named_as_shard
 from strategies.replica.weight_slices import WeightSlice
 from strategies.replica.whole_weights import Slots, joined
 from strategies.sharding.partition import Partition
-from strategies.sharding.row_variables import is_row_sharded
 from strategies.sharding.updates import ShardedUpdates
+from strategies.sharding.variables import is_row_sharded
 
 #: Updates variables by global gradients; without variables, those that the optimizer was built with.
 Apply: TypeAlias = Callable[[Sequence[Any], Sequence[Any] | None], Any]

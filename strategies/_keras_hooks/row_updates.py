@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from strategies._tf_internals import get_update_replica_id
 from strategies.replica.row_views import RowView
-from strategies.sharding.row_variables import is_row_sharded
+from strategies.sharding.variables import is_row_sharded
 
 
 def update_rows(

@@ -21,7 +21,6 @@ from strategies.replica.row_exchange import makes_sharded_rows
 from strategies.replica.weight_slices import range_shape
 from strategies.sharding.all_gather import AllGather
 from strategies.sharding.gathers import WeightGathers
-from strategies.sharding.row_variables import RowShardedVariable
 from strategies.sharding.units import Units
 from strategies.sharding.variables import ShardedVariable, bounds, own_range, row_bounds
 from strategies.topology.sharding import ShardingGroups
@@ -81,7 +80,7 @@ class ShardedWeights:
             kwargs: the creator's arguments.
         """
         name, dtype = kwargs.get("name") or "Variable", tf.as_dtype(kwargs["dtype"])
-        make: type[ShardedVariable] = RowShardedVariable if makes_sharded_rows(self._groups) else ShardedVariable
+        own_rows = makes_sharded_rows(self._groups)
         if self._parts.spans_processes and (self._parts.local_part() is None or callable(kwargs["initial_value"])):
             shape = form_of(kwargs)["shape"]
             ranges = self._ranges(shape)
@@ -107,7 +106,9 @@ class ShardedWeights:
                 form = {"shape": range_shape(tuple(shape), begin, end), "dtype": dtype, "name": name}
                 shards.append(self._shard(strategy, local, owner, form | {"aggregation": aggregation}))
         # Created after its shards: TensorFlow maps a component to the variable that was created over it last.
-        made = make(strategy, components, aggregation, shape, owners, ranges, self.gathers)
+        made = ShardedVariable(
+            strategy, components, aggregation, shape, owners, ranges, self.gathers, has_own_rows=own_rows
+        )
         made.keep(shards)
         if self._parts.spans_processes:
             set_coordinates(made, self._parts)

@@ -20,7 +20,7 @@ from strategies.replica.weight_slices import WeightSlice
 from strategies.sharding.gathers import WeightGathers
 from strategies.sharding.partition import Partition, PartitionedBucket, all_laid_out
 from strategies.sharding.row_gradients import RowShardedGradients
-from strategies.sharding.row_variables import is_row_sharded
+from strategies.sharding.variables import is_row_sharded
 
 
 class ReduceScatter:

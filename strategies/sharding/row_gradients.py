@@ -19,7 +19,7 @@ from strategies.engine.slices_across import slices_across
 from strategies.replica.slices import Lookups, side_by_side
 from strategies.replica.weight_slices import WeightSlice
 from strategies.sharding.partition import Partition
-from strategies.sharding.row_variables import is_row_sharded
+from strategies.sharding.variables import is_row_sharded
 
 
 class RowShardedGradients:

@@ -44,7 +44,6 @@ import tensorflow as tf
 from strategies import planning
 from strategies.collectives.bucket_slices import Slice, SlicedBucket
 from strategies.replica.owners import coordinates_of
-from strategies.sharding.row_variables import RowShardedVariable
 from strategies.sharding.variables import ShardedVariable
 
 
@@ -98,7 +97,7 @@ class Units:
         coordinates = frozenset(coordinates_of(variable).items())
         key = (variable.dtype.name, devices, coordinates)
         num_bytes = int(variable.shape.num_elements() or 0) * variable.dtype.size
-        if isinstance(variable, RowShardedVariable):
+        if variable.has_own_rows:
             # Steps never gather it.
             Unit(devices, is_small=False).add(variable, num_bytes)
             return

@@ -3,6 +3,10 @@
 A shard is a range of the flattened elements. Each local replica has a component, its shard, which may be empty. For
 layers the variable has the shape of the whole weight; the engine gathers the value that it returns.
 
+The weights of experts and tables are sharded by rows, and never gathered in a step: each replica computes with its own
+rows. Its gradient is that of its own rows, from the inputs of its whole group; the other replicas of the group
+contribute no term.
+
 Source: stage 3 of ZeRO (Rajbhandari et al., arXiv:1910.02054); torch's FSDP2 also shards each weight separately.
 """
 
@@ -17,9 +21,10 @@ from typing import Any, Protocol
 import numpy as np
 import tensorflow as tf
 
+from strategies._tf_internals import get_current_replica_id_as_int
 from strategies.engine.exported_weights import export_whole
 from strategies.engine.variables import ReplicaStateVariable
-from strategies.replica.deferred import is_remote
+from strategies.replica.deferred import in_shapes_only, is_remote
 from strategies.replica.driving import current_driver
 from strategies.replica.placeholders import SHARDED
 from strategies.replica.splitting import sharded_weight
@@ -75,10 +80,8 @@ class ShardedVariable(ReplicaStateVariable):
         owners: for each local replica, the position of its shard.
         ranges: the elements of each shard, as returned by :func:`bounds`.
         gathers: gathers the whole weight.
+        has_own_rows: True if a replica computes with the rows of its own shard, and no step may read the whole weight.
     """
-
-    #: Tells layers that a replica computes with whole weights. Without it, TensorFlow's `__getattr__` would gather.
-    has_own_rows = False
 
     def __init__(
         self,
@@ -89,8 +92,12 @@ class ShardedVariable(ReplicaStateVariable):
         owners: Sequence[int],
         ranges: Sequence[tuple[int, int]],
         gathers: Gathers,
+        *,
+        has_own_rows: bool = False,
     ) -> None:
         super().__init__(strategy, components, aggregation)
+        #: Read by layers.
+        self.has_own_rows = has_own_rows
         self._whole_shape = tf.TensorShape(shape)
         self.owners = tuple(owners)
         self.bounds = tuple(ranges)
@@ -124,13 +131,25 @@ class ShardedVariable(ReplicaStateVariable):
 
     @property
     def handle(self) -> Any:
-        """The gathered weight; gradients are taken with respect to it."""
+        """The gathered weight, or in a step the replica's own rows; gradients are taken with respect to it."""
         if is_remote(self):
             return self.values[0].handle
+        replica = get_current_replica_id_as_int()
+        if self.has_own_rows and replica is not None and self._is_in_step():
+            return self.values[replica].handle
         return self._gathers.handle_of(self)
+
+    def _is_in_step(self) -> bool:
+        return self._gathers.in_step() and not in_shapes_only()
 
     def _whole(self) -> tf.Tensor:
         """Returns the whole weight; all reads go through this method."""
+        if self.has_own_rows and self._is_in_step():
+            raise ValueError(
+                f"A replica has some experts, or rows, of {self.name!r} only, and a step reads all of them, as a "
+                "regularizer does. Use the weights of experts and of sharded tables in their layers only, without a "
+                "regularizer; or leave the axis 'expert' out of the mesh, and use keras.layers.Embedding."
+            )
         return self._gathers.read(self)
 
     def read_value(self) -> tf.Tensor:
@@ -206,6 +225,12 @@ class ShardedVariable(ReplicaStateVariable):
 
     def _restore_from_tensors(self, restored_tensors: dict[str, tf.Tensor]) -> Any:
         return self.assign(restored_tensors["VARIABLE_VALUE"])
+
+
+def is_row_sharded(variable: Any) -> bool:
+    """Returns True if each replica has some rows of a Keras variable."""
+    value = getattr(variable, "value", None)
+    return isinstance(value, ShardedVariable) and value.has_own_rows
 
 
 def shards_of(variable: ShardedVariable) -> WholeOfSlices:
