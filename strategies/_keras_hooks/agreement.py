@@ -39,7 +39,7 @@ _REMEDY = (
 
 
 def compared(model: keras.Model) -> set[str]:
-    """Returns what was compared or checked since the model's last `compile`, to which the caller may add."""
+    """Returns the names of the comparisons since the model's last `compile`; the caller may add to them."""
     return _compared.setdefault(model, set())
 
 
@@ -49,7 +49,7 @@ def forget(model: keras.Model) -> None:
 
 
 def compare_call(model: keras.Model, method: str, arguments: Mapping[str, Any]) -> None:
-    """Compares what a call of a method needs to have in common. All processes call it before each such call.
+    """Compares the arguments of a call, and the model if that is due. All processes call it before each such call.
 
     Calls on one batch are compared the first time only, with their batch: later ones would cost an exchange per step.
 

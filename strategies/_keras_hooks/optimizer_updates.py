@@ -1,4 +1,4 @@
-"""What a distributed optimizer sees: its variables, its slots and its gradients, replicated, partitioned or central.
+"""The variables, slots and gradients that a distributed optimizer sees: replicated, partitioned or central.
 
 ==================  ===========================================  ==============================================
 update              variables of the optimizer                   runs
@@ -40,7 +40,7 @@ Apply: TypeAlias = Callable[[Sequence[Any], Sequence[Any] | None], Any]
 
 
 class OptimizerUpdate:
-    """The state and the updates of one optimizer, of which each replica holds and makes all.
+    """The state and the updates of one optimizer: each replica holds all of its state and makes all of its updates.
 
     Args:
         engine: the engine of the strategy under which the optimizer was made.
@@ -123,7 +123,7 @@ class OptimizerUpdate:
 
 
 class CentralUpdate(OptimizerUpdate):
-    """The state and the updates of one optimizer on the parameter device: that device holds and makes all, once."""
+    """The state and the updates of one optimizer on the parameter device, which makes each update once."""
 
     def make_accumulator(self, create: Callable[[], Any]) -> Any:
         """Makes the accumulator of a gradient: the sum itself, like any slot."""
@@ -269,7 +269,7 @@ def _key(variable: Any) -> int:
 
 
 def _gathers_at(optimizer: keras.Optimizer) -> tf.Tensor | None:
-    """Returns a bool tensor, whether this step changes weights; None if every step does."""
+    """Returns a bool tensor that is True if this step changes weights; None if every step does."""
     inner = inner_optimizers(optimizer)
     if inner:
         return _gathers_at(inner[0]) if len(inner) == 1 else None

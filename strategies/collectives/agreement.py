@@ -1,4 +1,4 @@
-"""What the processes of a job have to have in common, exchanged and compared: a difference is an error on all of them.
+"""Compares between processes whatever must be equal on all of them: a difference is an error on every process.
 
 Processes exchange numbers of a fixed count: a digest of lines of text, checksums, lengths. All of them see the numbers
 of all, so that they reach the same verdict. Texts follow only if digests differ, for the error.
@@ -21,7 +21,7 @@ from strategies.topology.agreement import differences
 
 @dataclass(frozen=True)
 class Agreement:
-    """Compares what the processes of a job have, with one collective per comparison.
+    """Compares lines and numbers between the processes of a job, with one collective per comparison.
 
     Args:
         job: all processes; the processes of one replica have consecutive ranks.

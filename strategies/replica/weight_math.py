@@ -1,4 +1,4 @@
-"""What every object has that stands for a variable in layers and optimizers, given how it is read.
+"""A base class of objects that stand for a variable in layers and optimizers: operators, conversion and reads.
 
 The contract is tested in ``tests/strategies/replica/test_weight_math.py``.
 """
