@@ -1,13 +1,12 @@
 """Optimizers of our strategies: gradients are reduced first, then Keras' optimizer runs unchanged on every device.
 
-An optimizer that is made under one of our strategies gets a subclass of its class, made once per class, whose methods
-come right before those of the Keras class that they override:
+An optimizer that is made under one of our strategies gets a subclass of its class, see ``subclasses``:
 
     Adam                     _Outermost, Adam, DistributedOptimizer, keras.Optimizer
     a user's LossScale       _Outermost, LossScale, DistributedLossScale, LossScaleOptimizer, DistributedOptimizer, ...
 
-So overrides in a user's class run as in plain Keras, and optimizers of no strategy, or of another one, are Keras' own.
-``optimizer.__class__`` remains the class that the program chose: files, configs and copies are those of plain Keras.
+Optimizers of no strategy, or of another one, are Keras' own. ``optimizer.__class__`` remains the class that the program
+chose: files, configs and copies are those of plain Keras.
 
 Keras reduces gradients at the end of ``apply``: after it has unscaled them, checked them for overflow, clipped them and
 accumulated them over micro-steps, all on one replica's part. It also runs collectives inside conditionals, which
@@ -39,6 +38,7 @@ from strategies._keras_hooks.optimizer_updates import Apply, OptimizerUpdate, ch
 from strategies._keras_hooks.outside import check_part
 from strategies._keras_hooks.owned_variables import apply_owned, are_finite, owned_averages
 from strategies._keras_hooks.row_updates import update_rows
+from strategies._keras_hooks.subclasses import become, subclass
 from strategies._keras_hooks.weights import WholeSlots
 from strategies._keras_hooks.whole_updates import needs_whole, whole_pairs
 from strategies._keras_hooks.wrapping import wrap
@@ -62,8 +62,8 @@ def _init(original: Callable[..., None], optimizer: keras.Optimizer, *args: Any,
     original(optimizer, *args, **kwargs)
     engine = engine_of(optimizer._distribution_strategy)
     if engine is not None:
-        # Not by setattr: Keras would track the values.
-        object.__setattr__(optimizer, "__class__", distributed(type(optimizer)))
+        become(optimizer, distributed(type(optimizer)))
+        # Not by setattr: Keras would track the value.
         vars(optimizer)["_distributed_update"] = choose(engine, optimizer)
 
 
@@ -81,17 +81,7 @@ def distributed(cls: type) -> type:
     if issubclass(cls, DistributedOptimizer):
         return cls
     inner = next(each for plain, each in _CLASSES.items() if issubclass(cls, plain))
-    bases = (_Outermost, inner) if issubclass(inner, cls) else (_Outermost, cls, inner)
-    # Python knows a class' subclasses without keeping them alive.
-    for known in bases[1].__subclasses__():
-        if known.__bases__ == bases:
-            return known
-
-    def fill(namespace: dict[str, Any]) -> None:
-        namespace |= {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
-        namespace["__class__"] = property(lambda _: cls)
-
-    return types.new_class(cls.__name__, bases, exec_body=fill)
+    return subclass(cls, inner, _Outermost)
 
 
 @contextlib.contextmanager

@@ -25,6 +25,7 @@ import tensorflow as tf
 import strategies
 from strategies import _keras_hooks
 from strategies._keras_hooks import wrapping
+from strategies._keras_hooks.distributed_callbacks import distribute
 from tests.graphs import collect_seldom
 from tests.releases import is_there
 from tests.strategies._keras_hooks.signatures import overriding_methods, signature
@@ -218,6 +219,7 @@ def save_by_orbax(model: keras.Model) -> None:
     callback = object.__new__(keras.callbacks.OrbaxCheckpoint)
     options = {"save_weights_only": True, "save_on_background": False, "checkpointer": mock.MagicMock()}
     vars(callback).update(options, _model=model)
+    distribute(callback)
     with mock.patch.object(orbax_checkpoint, "ocp", mock.MagicMock()):
         callback._save_checkpoint(0)
 

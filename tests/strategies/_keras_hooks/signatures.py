@@ -9,7 +9,8 @@ from typing import Any
 
 import keras
 
-from strategies._keras_hooks import distributed_optimizers
+from strategies._keras_hooks import distributed_callbacks, distributed_optimizers
+from strategies._keras_hooks.subclasses import subclass
 
 
 def signature(value: Any) -> str:
@@ -40,18 +41,24 @@ def changes(known: Mapping[str, str], found: Mapping[str, str], ours: Mapping[st
 
 
 def overriding_methods() -> Iterator[tuple[type, str, Callable[..., Any]]]:
-    """Yields class, name and function of each method of the classes that distribute optimizers."""
-    for cls in vars(distributed_optimizers).values():
-        if isinstance(cls, type) and issubclass(cls, keras.Optimizer) and cls.__module__.startswith("strategies."):
+    """Yields class, name and function of each method of the classes that distribute optimizers and callbacks."""
+    plain = (keras.Optimizer, keras.callbacks.Callback)
+    for cls in [*vars(distributed_optimizers).values(), *vars(distributed_callbacks).values()]:
+        if isinstance(cls, type) and issubclass(cls, plain) and cls.__module__.startswith("strategies."):
             yield from ((cls, name, each) for name, each in vars(cls).items() if inspect.isfunction(each))
 
 
 def overridden() -> dict[str, tuple[Callable[..., Any], str]]:
     """Returns by full name the methods of Keras that these classes override, each with the name of ours."""
     names = ("Adam", "Adagrad", "LossScaleOptimizer", "MultiOptimizer")
+    made = [
+        distributed_optimizers.distributed(getattr(keras.optimizers, name))
+        for name in names
+        if hasattr(keras.optimizers, name)
+    ]
+    made += [subclass(plain, ours) for plain, ours in distributed_callbacks._CLASSES.items()]
     found = {}
-    for plain in [getattr(keras.optimizers, name) for name in names if hasattr(keras.optimizers, name)]:
-        order = distributed_optimizers.distributed(plain).__mro__
+    for order in [cls.__mro__ for cls in made]:
         for ours, name, _ in overriding_methods():
             for theirs in order[order.index(ours) + 1 :] if ours in order else ():
                 if name in vars(theirs) and theirs.__module__.startswith("keras."):
