@@ -38,6 +38,7 @@ def subclass(cls: type, ours: type, *outermost: type) -> type:
 
 
 def become(instance: Any, cls: type) -> None:
-    """Sets the class of an object that has another one."""
-    # Not by setattr: Keras would track the value.
-    object.__setattr__(instance, "__class__", cls)
+    """Sets the class of an object, unless it has that class: ``type(optimizer).from_config`` makes one that has."""
+    if type(instance) is not cls:
+        # Not by setattr: Keras would track the value.
+        object.__setattr__(instance, "__class__", cls)

@@ -76,14 +76,24 @@ def test_a_program_sees_the_class_that_it_chose(make: Callable[[], keras.Optimiz
     assert configs[0] == configs[1]
 
 
-@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda each: pickle.loads(pickle.dumps(each))])
+COPIES: dict[str, Callable[[Any], Any]] = {
+    "copy": copy.copy,
+    "deepcopy": copy.deepcopy,
+    "pickle": lambda each: pickle.loads(pickle.dumps(each)),
+    "__class__": lambda each: each.__class__.from_config(each.get_config()),
+    "type": lambda each: type(each).from_config(each.get_config()),
+}
+
+
+@pytest.mark.parametrize("copied", COPIES.values(), ids=COPIES)
 def test_copies(copied: Callable[[Any], Any]) -> None:
     with mirrored().scope():
         made = keras.optimizers.Adam(0.25)
         inside = copied(made)
     outside = copied(made)
     assert isinstance(inside, DistributedOptimizer)
-    assert type(outside) is keras.optimizers.Adam
+    assert outside.__class__ is keras.optimizers.Adam
+    assert [getattr(each, "_distributed_update", None) is None for each in (inside, outside)] == [False, True]
     assert [float(each.learning_rate) for each in (inside, outside)] == [0.25, 0.25]
 
 

@@ -22,10 +22,12 @@ def test_nobody_waits_for_ever(strategy: str, tmp_path: Path) -> None:
         codes = programs.wait(LIMIT_SECONDS)
         output = programs.output(limit=20000)
     assert None not in codes, output
-    # Rank 1 sleeps, and rank 0's error says at which line.
-    said = r"Rank 0 has waited 2 s for the exchange of descriptions .*; rank 1 is after fit, .*, at absent\.py:\d+ in "
+    # Rank 1 stays out, and rank 0's error says at which line.
+    said = (
+        r"Rank 0 has waited 15 s for the all_gather of descriptions .*; rank 1 is after fit, .*, at absent\.py:\d+ in "
+    )
     assert re.search(said, output), output
     waited = {int(rank): int(seconds) for rank, seconds in re.findall(r"rank (\d) failed after (\d+) s", output)}
-    assert waited[0] >= 2, output
-    # The absent rank has failed, too, and did not wait for ten minutes: its peer has ended.
-    assert 1 in waited, output
+    assert waited[0] >= 15, output
+    # The absent rank does not have to wait: its peer has ended.
+    assert waited[1] <= waited[0], output
