@@ -69,10 +69,14 @@ _LIKE_OTHERS = {
     *(case.name for case in SECTIONS["Optimizers"] if case.name not in _OPTIMIZERS),
     EVERY_OPTIMIZER,
     "class_weight",
-    # Its neighbour accumulates and clips, too.
+    # Two processes run the one that accumulates and clips.
     "float8, int8 with LoRA, int4",
+    "float8, int8 with LoRA, int4, gradient_accumulation_steps, global_clipnorm",
     "tf.data",
     "validation_data",
+    "validation_split",
+    "arrays, shuffled",
+    "batches of 3 rows",
     "list of inputs",
     "tuple of inputs",
     "custom train_step with a keras.losses object",
@@ -82,9 +86,14 @@ _LIKE_OTHERS = {
     "losses averaged by hand in train_step, run_eagerly",
     "overridden compute_loss, custom train_step",
     "jit_compile='auto'",
+    "jit_compile=True, Conv2D, gradient_accumulation_steps",
     "jit_compile=True, BatchNormalization(synchronized=True)",
     "mixed_bfloat16",
     "Conv2D, pooling",
+    # Pipelines run it.
+    "Sequential, Conv2D, LayerNormalization",
+    # Sharded weights run it.
+    "SpectralNormalization",
     "Dropout(0)",
     "MeanIoU, top-k accuracy",
     "R2Score, RMSE, LogCoshError, CosineSimilarity",
