@@ -62,7 +62,9 @@ def build_wheel(folder: Path, environment: Mapping[str, str], log: Path, gpu: Gp
     python = interpreter_without_spaces(folder)
     _pip([*download, *common, f"--dest={folder / 'sdist'}"], plain, log, python)
     with tarfile.open(next((folder / "sdist").glob("horovod-*.tar.gz"))) as archive:
-        archive.extractall(folder, filter="data")
+        # Python 3.11.2, which Debian 12 has, knows no filters; the archive is the one that the hash names.
+        archive.extraction_filter = getattr(tarfile, "data_filter", None)
+        archive.extractall(folder)
     tree = folder / f"horovod-{HOROVOD_VERSION}"
     patch_tree(tree, gpu)
     if gpu is not None:
