@@ -70,7 +70,7 @@ def compare_call(model: keras.Model, method: str, arguments: Mapping[str, Any]) 
     lines = []
     if not on_batch or method not in compared(model):
         call = engine.member.position.call or method
-        lines = [*call_lines.of_call(call, {**arguments, "steps_per_execution": model.steps_per_execution})]
+        lines = [*call_lines.describe_call(call, {**arguments, "steps_per_execution": model.steps_per_execution})]
     _compare(model, engine, engine.agreement, lines)
     if on_batch and lines:
         first_batch.compare([arguments.get(name) for name in call_lines.DATA], engine.agreement)
@@ -89,9 +89,9 @@ def _compare(model: keras.Model, engine: Engine, agreement: Agreement, lines: Se
     due = {_COMPILE, _MODEL} - known if model.built else {_COMPILE} - known
     if not due and not lines:
         return
-    of_model = [*model_lines.of_model(model)] if _MODEL in due else []
-    of_compile = [*model_lines.of_compile(model)] if _COMPILE in due else []
-    agreement.compare(_WHAT, [*of_model, *of_compile, *lines], _remedy)
+    about_model = [*model_lines.describe_model(model)] if _MODEL in due else []
+    about_compile = [*model_lines.describe_compile(model)] if _COMPILE in due else []
+    agreement.compare(_WHAT, [*about_model, *about_compile, *lines], _remedy)
     if _MODEL in due:
         _compare_values(model, engine, agreement)
     known.update(due)

@@ -37,7 +37,7 @@ _SETTINGS = (
 _OF_DATA = re.compile(rf"\w+\(({'|'.join((*DATA, 'validation_data'))})=")
 
 
-def of_call(name: str, arguments: Mapping[str, Any]) -> Iterator[str]:
+def describe_call(name: str, arguments: Mapping[str, Any]) -> Iterator[str]:
     """Yields lines about the call of a model's method.
 
     Args:
@@ -59,7 +59,7 @@ def of_call(name: str, arguments: Mapping[str, Any]) -> Iterator[str]:
 
 
 def is_about_rows(line: str) -> bool:
-    """Returns True for a line of `of_call` about an argument that holds rows."""
+    """Returns True for a line of `describe_call` about an argument that holds rows."""
     return _OF_DATA.match(line) is not None
 
 

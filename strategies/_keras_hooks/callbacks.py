@@ -20,7 +20,7 @@ from strategies._keras_hooks.input_bottleneck import SlowInputWarning
 from strategies._keras_hooks.job_callbacks import FirstCallback, LastCallback
 from strategies._keras_hooks.wrapping import wrap
 from strategies.batches import row_warnings
-from strategies.engine.engine import engine_of
+from strategies.engine.engine import Engine, engine_of
 from strategies.replica.splitting import SplitWeight
 from strategies.replica.whole_weights import joined
 
@@ -68,7 +68,7 @@ def _set_model(
     """
     engine = None if model is None else engine_of(model.distribute_strategy)
     if engine is not None and not any(isinstance(each, FirstCallback) for each in owner.callbacks):
-        _check(model, owner.callbacks)
+        _check(model, engine, owner.callbacks)
         for callback in owner.callbacks:
             distribute(callback)
         others = list(owner.callbacks)
@@ -83,17 +83,14 @@ def _set_model(
     original(owner, model, *args)
 
 
-def _check(model: keras.Model | None, callbacks: list[Any]) -> None:
+def _check(model: Any, engine: Engine, callbacks: list[Any]) -> None:
     """Refuses on all ranks callbacks that need weights of other processes; warns of histograms of shards."""
-    engine = None if model is None else engine_of(model.distribute_strategy)
     swapping = next((each for each in callbacks if isinstance(each, keras.callbacks.SwapEMAWeights)), None)
-    if engine is not None and engine.sharded_updates is not None and swapping is not None:
+    if engine.sharded_updates is not None and swapping is not None:
         raise ValueError(
             "SwapEMAWeights exchanges weights and averages, which shard= distributes over devices. Use the optimizer's "
             f"ema_overwrite_frequency. Received: {type(swapping).__name__}(swap_on_epoch={swapping.swap_on_epoch})."
         )
-    if engine is None:
-        return
     if not engine.parts.spans_processes:
         _warn_of_histograms(model, callbacks)
         return

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +76,7 @@ class DistributedBackup(keras.callbacks.BackupAndRestore):
         end = super().on_train_end
         self._on_rank_0(lambda: end(logs))
 
-    def _on_rank_0(self, function: Any) -> None:
+    def _on_rank_0(self, function: Callable[[], None]) -> None:
         engine = engine_of_processes(self.model.distribute_strategy)
         if engine is None:
             function()

@@ -14,7 +14,6 @@ from dataclasses import replace
 import keras
 
 from strategies._keras_hooks import agreement
-from strategies.collectives.process_group import ProcessGroup
 from strategies.control_plane import Member
 from strategies.control_plane.preemption import Preemption
 from strategies.control_plane.stragglers import stragglers
@@ -25,12 +24,6 @@ from strategies.topology.rank_end import PREEMPTED
 _logger = logging.getLogger(__name__)
 
 _STOPPED, _PREEMPTED = "stop_training was set", "SIGTERM"
-
-
-def process_group(model: keras.Model | None) -> ProcessGroup | None:
-    """Returns the group of all processes that train a model; None if there is only this one."""
-    engine = None if model is None else engine_of_processes(model.distribute_strategy)
-    return None if engine is None else engine.process_group
 
 
 def member(model: keras.Model | None) -> Member | None:
@@ -56,7 +49,7 @@ class FirstCallback(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, float] | None = None) -> None:
         """Sums accumulated gradients: callbacks on rank 0 alone may save next, and the program may after `fit`."""
-        if process_group(self.model) is not None:
+        if engine_of_processes(self.model.distribute_strategy) is not None:
             sum_accumulated(getattr(self.model, "optimizer", None))
 
 

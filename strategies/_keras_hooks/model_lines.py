@@ -14,7 +14,7 @@ import keras
 from strategies.replica.owners import coordinates_of
 
 
-def of_model(model: keras.Model) -> Iterator[str]:
+def describe_model(model: keras.Model) -> Iterator[str]:
     """Yields lines about a model's layers and variables, those most likely to differ first."""
     for layer in model._flatten_layers():
         name = _plain(layer.name)
@@ -30,7 +30,7 @@ def of_model(model: keras.Model) -> Iterator[str]:
         yield f"variable {_plain(variable.path)} {tuple(variable.shape)} {variable.dtype} at {coordinates}"
 
 
-def of_compile(model: keras.Model) -> Iterator[str]:
+def describe_compile(model: keras.Model) -> Iterator[str]:
     """Yields lines about the arguments of a model's ``compile``."""
     optimizer = getattr(model, "optimizer", None)
     if optimizer is not None:

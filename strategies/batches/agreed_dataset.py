@@ -1,4 +1,4 @@
-"""Datasets of which each process has its own part. At every step, the processes agree if the dataset has ended.
+"""Datasets in parts, one part per process, that end on all processes at the same step.
 
 Processes whose datasets have different lengths would wait for each other at the end of the shorter one. So each tells
 the others, before each step, if it has a batch, and how many rows that has where these are counted.

@@ -7,10 +7,11 @@ One frozen value holds what is known of them. It is entered by the functions of 
 from __future__ import annotations
 
 import contextlib
-import contextvars
 import dataclasses
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from typing import Any
+
+from strategies.frozen_context import FrozenContext
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,8 +47,7 @@ class RowContext:
     are_joinable: bool = False
 
 
-_ALL_ROWS = RowContext()
-_context: contextvars.ContextVar[RowContext] = contextvars.ContextVar("keras_strategies_rows", default=_ALL_ROWS)
+_context = FrozenContext("keras_strategies_rows", RowContext())
 
 
 def row_context() -> RowContext:
@@ -55,11 +55,6 @@ def row_context() -> RowContext:
     return _context.get()
 
 
-@contextlib.contextmanager
-def changing_rows(**changed: Any) -> Iterator[None]:
+def changing_rows(**changed: Any) -> contextlib.AbstractContextManager[None]:
     """Context manager: the attributes of the row context given as arguments have other values."""
-    token = _context.set(dataclasses.replace(_context.get(), **changed))
-    try:
-        yield
-    finally:
-        _context.reset(token)
+    return _context.changing(**changed)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import contextvars
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
+
+from strategies.frozen_context import FrozenContext
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,10 +25,7 @@ class CreationContext:
     draws_in_place: bool = False
 
 
-_ORDINARY = CreationContext()
-_context: contextvars.ContextVar[CreationContext] = contextvars.ContextVar(
-    "keras_strategies_creation", default=_ORDINARY
-)
+_context = FrozenContext("keras_strategies_creation", CreationContext())
 
 
 def creation_context() -> CreationContext:
@@ -35,11 +33,6 @@ def creation_context() -> CreationContext:
     return _context.get()
 
 
-@contextlib.contextmanager
-def creating(**changed: Any) -> Iterator[None]:
+def creating(**changed: Any) -> contextlib.AbstractContextManager[None]:
     """Context manager: the attributes of the creation context given as arguments have other values."""
-    token = _context.set(dataclasses.replace(_context.get(), **changed))
-    try:
-        yield
-    finally:
-        _context.reset(token)
+    return _context.changing(**changed)

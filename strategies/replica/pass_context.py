@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import contextvars
 import dataclasses
-from collections.abc import Iterator
 from typing import Any
+
+from strategies.frozen_context import FrozenContext
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,8 +25,7 @@ class PassContext:
     is_differentiated: bool = False
 
 
-_NO_PASS = PassContext()
-_context: contextvars.ContextVar[PassContext] = contextvars.ContextVar("keras_strategies_pass", default=_NO_PASS)
+_context = FrozenContext("keras_strategies_pass", PassContext())
 
 
 def pass_context() -> PassContext:
@@ -34,11 +33,6 @@ def pass_context() -> PassContext:
     return _context.get()
 
 
-@contextlib.contextmanager
-def tracing_pass(**changed: Any) -> Iterator[None]:
+def tracing_pass(**changed: Any) -> contextlib.AbstractContextManager[None]:
     """Context manager: the attributes of the pass context given as arguments have other values."""
-    token = _context.set(dataclasses.replace(_context.get(), **changed))
-    try:
-        yield
-    finally:
-        _context.reset(token)
+    return _context.changing(**changed)

@@ -1,4 +1,4 @@
-"""Sums over the replicas of a step, of which some may have only dummy rows, and the terms of micro-batches.
+"""Sums over the replicas of a step and over micro-batches. Replicas with only dummy rows add zero.
 
 A micro-batch's term of the batch is marked as what it is: a constant, a mean over rows, or a weighted gradient.
 

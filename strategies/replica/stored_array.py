@@ -1,4 +1,4 @@
-"""An array in a file, of which each process reads only what it needs; and ranges of the elements of large arrays."""
+"""Arrays in files. Each process reads only the ranges of elements that it needs."""
 
 from __future__ import annotations
 

@@ -221,7 +221,7 @@ class ReplicaUnits:
         return self._units.setdefault((unit, for_passes), made)
 
     def large(self, devices: tuple[str, ...]) -> list[ReplicaUnit]:
-        """Returns the used units of one part of a replica, of which two are in memory at a time."""
+        """Returns the large units of one part of a replica in the order of use; two at a time are unsharded."""
         return [each for each in self.used if each.unit.devices == devices and not each.unit.is_small]
 
 

@@ -143,7 +143,7 @@ def test_stopped_ranks_that_nobody_could_miss_end_the_job(tmp_path: Path) -> Non
         assert launcher.process.poll() is None
         assert all(psutil.Process(pids[rank]).status() == psutil.STATUS_STOPPED for rank in (0, 2))
         launcher.advance(1)
-        # They are told to end, and killed after a while: stopped ones do not end by themselves.
+        # The launcher sends SIGTERM, then SIGKILL: a stopped process does not act on SIGTERM.
         launcher.advance_to_end(5)
         status, _, stderr = launcher.end()
 

@@ -70,7 +70,7 @@ class TestEndTogether:
 
     @pytest.mark.parametrize("at", [0, 1])
     def test_a_launcher_that_is_frozen(self, at: int, tmp_path: Path) -> None:
-        """When the launcher resumes, it sees that it was given up."""
+        """The launcher ends after it resumes, because its peers have given it up."""
         with clocked_nodes(written(tmp_path, SLEEP), "--node-timeout", "30") as launchers:
             pids = ready(launchers)
             for launcher in 3 * launchers:

@@ -1,4 +1,4 @@
-"""What processes compare, among threads that stand for them; real processes do so in `processes/suite_refusals`."""
+"""Agreement between ranks that are threads of one process; `processes/suite_refusals` tests it between processes."""
 
 from __future__ import annotations
 

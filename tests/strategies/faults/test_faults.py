@@ -23,7 +23,7 @@ from tests.strategies.faults.table import Row, written
 
 JOB = str(Path(__file__).with_name("job.py"))
 ENGINES = ("MultiWorkerMirroredStrategy", "HorovodStrategy")
-LIMIT_SECONDS = 400
+LIMIT_SECONDS = 120
 MARK = "KERAS_STRATEGIES_FAULTS_TEST"
 
 
@@ -46,7 +46,7 @@ class Case:
     fault: str
     says: str
     at: faults.Moment | None = None
-    within_seconds: float = 60.0
+    within_seconds: float = 25.0
     code: int | None = None
     ends_well: bool = False
     saves: bool = False
@@ -75,7 +75,7 @@ class Case:
         return hurt.recorded_in(record)
 
 
-IN_TIME = SHORT_SECONDS + 60
+IN_TIME = SHORT_SECONDS + 30
 _WAITS = r"waits? for the \w+ of "
 #: Kinds of injected faults: the other rank's message about rank {rank}, the launcher's exit code, and the limit.
 _KINDS: dict[faults.Kind, tuple[str, int | None, float]] = {
@@ -83,12 +83,12 @@ _KINDS: dict[faults.Kind, tuple[str, int | None, float]] = {
         r"Rank {rank} (was killed, or its host is gone|\(pid \d+\) failed with signal SIGKILL)"
         r"|Process {rank} exit with status code 137",
         137,
-        60.0,
+        25.0,
     ),
-    "terminate": (r"Rank {rank} was ended by SIGTERM|Process {rank} exit with status code 143", 143, 60.0),
+    "terminate": (r"Rank {rank} was ended by SIGTERM|Process {rank} exit with status code 143", 143, 25.0),
     "stop": (r"rank {rank} does not answer", None, IN_TIME),
-    "leave": (r"Rank {rank} called sys\.exit\(0\)", None, 60.0),
-    "raise": (r"Rank {rank} failed with RuntimeError: A fault that was asked for", None, 60.0),
+    "leave": (r"Rank {rank} called sys\.exit\(0\)", None, 25.0),
+    "raise": (r"Rank {rank} failed with RuntimeError: A fault that was asked for", None, 25.0),
 }
 #: The difference between both ranks, as the error shows it.
 REFUSED = {
@@ -153,7 +153,7 @@ def test_it_ends_on_all_ranks(case: Case, engine: str, tmp_path: Path, table: li
         (code,) = programs.wait(LIMIT_SECONDS)
         end = time.time()
         output = programs.output(limit=60000)
-        orphans = marked_after(MARK, str(tmp_path), 60.0) if code is not None else []
+        orphans = marked_after(MARK, str(tmp_path), 10.0) if code is not None else []
     assert not orphans, f"{orphans}\n{output}"
     assert code is not None, output
     if case.saves:
