@@ -54,6 +54,8 @@ class Job:
         self.logs = [folder / f"log{i}" for i in range(len(commands))]
         #: The launcher of each host, or of the first only.
         self.launchers: list[subprocess.Popen[bytes]] = []
+        #: The hosts on which processes of the job have been seen.
+        self._seen: set[int] = set()
         for host, (command, log) in enumerate(zip(commands, self.logs, strict=True)):
             if host and host == num_hosts - 1:
                 time.sleep(late_seconds)
@@ -72,11 +74,18 @@ class Job:
         begin = time.monotonic()
         ended: dict[int, float | None] = dict.fromkeys(hosts)
         while None in ended.values() and time.monotonic() - begin < limit_seconds:
-            for host in hosts:
-                if ended[host] is None and not self._hosts.pids(host):
+            for host in [host for host in hosts if ended[host] is None]:
+                if self._hosts.pids(host):
+                    self._seen.add(host)
+                elif not self._is_starting(host, hosts):
                     ended[host] = time.monotonic() - begin
             time.sleep(0.05)
         return ended
+
+    def _is_starting(self, host: int, hosts: Collection[int]) -> bool:
+        """Returns True if a host has no process yet, because its launcher, or the one on the first host, starts it."""
+        starter = min(host, len(self.launchers) - 1)
+        return host not in self._seen and starter in hosts and self.launchers[starter].poll() is None
 
     def codes(self, hosts: Collection[int]) -> list[int | None]:
         """Returns the exit codes of the launchers on these hosts; None for a running one."""
