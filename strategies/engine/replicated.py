@@ -26,16 +26,16 @@ from strategies.collectives.descriptions import carrying
 from strategies.control_plane import Member
 from strategies.engine.cross_device import adapt, are_int32, bound_reduction, without_gradient
 from strategies.engine.engine import Engine
-from strategies.engine.explained import explained
-from strategies.engine.layout import local_values
 from strategies.engine.legacy_keras import refuse_caller, refuse_step
-from strategies.engine.reductions import SUM
 from strategies.engine.variable_makers import VariableMakers
 from strategies.replica import graph_lifetimes
 from strategies.replica.parts import ReplicaParts
 from strategies.replica.splitting import SplitWeight
 from strategies.replica.weight_identity import named_in_update
 from strategies.replica.weight_slices import WeightSlice
+from strategies.steps.explained import explained
+from strategies.steps.layout import local_values
+from strategies.steps.reductions import SUM
 from strategies.topology.sharding import ShardingGroups
 
 
