@@ -129,6 +129,20 @@ def test_no_two_modules_import_each_other_in_a_circle() -> None:
     assert not inside, "\n".join(f"{name} imports {sorted(found[name] & inside)}" for name in sorted(inside))
 
 
+def test_no_two_folders_of_strategies_import_each_other_in_a_circle() -> None:
+    found = arrows({name: (path.read_text(), path.name == "__init__.py") for name, path in modules()})
+    folders: dict[str, set[str]] = {}
+    for name, targets in found.items():
+        if name.startswith("strategies."):
+            folders.setdefault(_folder(name), set()).update(map(_folder, targets))
+    assert not in_circles({name: targets - {name} for name, targets in folders.items()})
+
+
+def _folder(module: str) -> str:
+    """Returns the folder or file directly below the package."""
+    return ".".join(module.split(".")[:2])
+
+
 @pytest.mark.parametrize(
     ("sources", "inside"),
     [
