@@ -13,7 +13,7 @@ from strategies.collectives.descriptions import carrying, listed
 from strategies.collectives.process_groups import ShardingProcessGroups
 from strategies.replica.deferred import in_shapes_only, is_remote
 from strategies.replica.driving import current_driver
-from strategies.replica.refused_gradients import unrecorded
+from strategies.replica.recording import unrecorded
 from strategies.sharding.partition import laid_out, taken_apart
 from strategies.sharding.units import Gone, bucket_of
 from strategies.sharding.variables import ShardedVariable, shards_of

@@ -17,7 +17,7 @@ from strategies.batches.row_kinds import Kind
 from strategies.batches.row_marks import mark
 from strategies.replica.deferred import in_shapes_only
 from strategies.replica.pass_context import pass_context
-from strategies.replica.refused_gradients import unrecorded
+from strategies.replica.recording import unrecorded
 from strategies.sharding.all_gather import AllGather
 from strategies.sharding.backward_gathers import BackwardGathers, consumers
 from strategies.sharding.units import ReplicaUnit, ReplicaUnits, Unit
