@@ -12,7 +12,7 @@ from strategies.collectives.process_group import DEFAULT_BUCKET_BYTES, ProcessGr
 from strategies.collectives.process_groups import join, meshes_between
 from strategies.control_plane import this_process
 from strategies.control_plane.this_process import log
-from strategies.engine.replicated import ReplicatedExtended
+from strategies.engine.multi_worker import extended_over
 from strategies.engine.strategy import Sharded, num_sharing, sharding_of
 from strategies.replica.parts import ReplicaParts
 from strategies.topology.agreement import Request, agreed_nodes, claims
@@ -160,7 +160,7 @@ class HorovodStrategy(KerasStrategy):
                 num_sharing(sharding),
             )
         parts = ReplicaParts.from_process(grid, devices, rank, groups)
-        extended = ReplicatedExtended(self, parts, default_reduction(devices), member, sharding)
+        extended = extended_over(self, parts, default_reduction(devices), member, sharding)
         super().__init__(extended)
         self._log_crossings(nodes)
         #: The implementation of reductions between processes: "NCCL", "MPI" or "Gloo".

@@ -29,7 +29,7 @@ from strategies.replica.memory import gathered_bytes_per_device
 from strategies.replica.owners import agree_on
 from strategies.replica.parts import ReplicaParts, current_parts
 from strategies.replica.recomputed import may_recompute, recomputed
-from strategies.replica.refused_gradients import refuse_gradients, unrecorded
+from strategies.replica.recording import refuse_gradients, unrecorded
 from strategies.replica.row_exchange import RowExchange, lie_on_replicas, num_replicas, row_exchange, sharded_rows
 from strategies.replica.row_lookups import sharded_lookup
 from strategies.replica.row_sums import (

@@ -17,7 +17,7 @@ from strategies.collectives.process_groups import ProcessGroups, join
 from strategies.collectives.tf_runtime import TensorFlowCollectives
 from strategies.control_plane import Member, RankInfo, join_job, port_problem, this_process
 from strategies.control_plane.this_process import log
-from strategies.engine.replicated import ReplicatedExtended
+from strategies.engine.multi_worker import extended_over
 from strategies.engine.strategy import Sharded, num_sharing, sharding_of
 from strategies.replica.parts import ReplicaParts
 from strategies.topology.agreement import Request, agreed_nodes, claims
@@ -119,7 +119,7 @@ class MultiWorkerMirroredStrategy(KerasStrategy, tf.distribute.MultiWorkerMirror
         if cluster.world_size > 1:
             groups = _join(cluster, grid, communication_options, num_sharing(sharding))
         parts = ReplicaParts.from_process(grid, devices, cluster.rank, groups)
-        extended = ReplicatedExtended(self, parts, default_reduction(devices), member, sharding)
+        extended = extended_over(self, parts, default_reduction(devices), member, sharding)
         extended._cluster_resolver = cluster_resolver or _resolver(cluster)
         tf.distribute.Strategy.__init__(self, extended)
         self._log_crossings(nodes)

@@ -16,7 +16,7 @@ KNOWN = frozenset(name for name, _ in modules()) | {
     "strategies.layer_api",
     "strategies.collectives.horovod.collectives",
     "strategies.collectives.tf_runtime.collectives",
-    "strategies.engine.step",
+    "strategies.steps.step",
     "strategies.launch",
     "strategies.topology.mesh",
     "strategies.mirrored",
@@ -33,23 +33,25 @@ FORBIDDEN = [
     ("strategies.install_horovod", "import numpy"),
     ("strategies.collectives.tf_runtime.collectives", "import horovod.tensorflow as hvd"),
     ("strategies.collectives.tf_runtime.collectives", "import importlib\nimportlib.import_module('horovod')"),
-    ("strategies.collectives.tf_runtime.collectives", "from strategies.engine.step import Engine"),
-    ("strategies.engine.step", "from tensorflow.python.distribute import values"),
-    ("strategies.engine.step", "from tensorflow import python"),
-    ("strategies.engine.step", "import tensorflow.python.framework.ops"),
-    ("strategies.engine.step", "import keras"),
-    ("strategies.engine.step", "from strategies import MirroredStrategy"),
+    ("strategies.collectives.tf_runtime.collectives", "from strategies.engine.engine import Engine"),
+    ("strategies.steps.step", "from tensorflow.python.distribute import values"),
+    ("strategies.steps.step", "from tensorflow import python"),
+    ("strategies.steps.step", "import tensorflow.python.framework.ops"),
+    ("strategies.steps.step", "import keras"),
+    ("strategies.steps.step", "from strategies import MirroredStrategy"),
     ("strategies.mirrored", "from keras.src import backend"),
     ("strategies.mirrored", "from strategies.multi_worker_mirrored import MultiWorkerMirroredStrategy"),
     ("strategies.horovod", "import horovod.tensorflow"),
     ("strategies.replica.parts", "from strategies import _keras_hooks"),
-    ("strategies.batches.inputs", "from strategies.engine import step"),
-    ("strategies.engine.step", "from strategies.saving import restoring"),
+    ("strategies.batches.inputs", "from strategies.steps import step"),
+    ("strategies.steps.step", "from strategies.sharding import units"),
+    ("strategies.steps.step", "from strategies.engine import engine"),
+    ("strategies.engine.engine", "from strategies.saving import restoring"),
     ("strategies.launch", "from .mirrored import MirroredStrategy"),
     ("keras_ext.tensor.dense", "import tensorflow as tf"),
     ("keras_ext.tensor.dense", "import jax"),
     ("keras_ext.tensor.dense", "from keras.src import layers"),
-    ("keras_ext.tensor.dense", "from strategies.engine.step import Engine"),
+    ("keras_ext.tensor.dense", "from strategies.engine.engine import Engine"),
     ("keras_ext.tensor.dense", "from strategies.collectives.tf_runtime.collectives import TFCollectives"),
     ("examples.mnist.train", "from strategies.topology.mesh import DeviceMesh"),
     ("examples.mnist.train", "import strategies\nstrategies.engine.Engine"),
@@ -67,7 +69,7 @@ ALLOWED = [
         "from strategies.topology.mesh import DeviceMesh\nimport tensorflow as tf",
     ),
     ("strategies._keras_hooks.trainer", "from keras.src import backend\nimport keras"),
-    ("strategies.mirrored", "from strategies.engine import step\nfrom strategies.collectives import tf_runtime"),
+    ("strategies.mirrored", "from strategies.engine import replicated\nfrom strategies.collectives import tf_runtime"),
     ("strategies", "from strategies.mirrored import MirroredStrategy"),
     ("keras_ext.tensor.dense", "import keras\nfrom keras import ops\nfrom strategies import layer_api"),
     ("keras_ext.tensor.dense", "from strategies.layer_api import SplitWeight"),
@@ -125,6 +127,20 @@ def test_no_two_modules_import_each_other_in_a_circle() -> None:
     found = arrows({name: (path.read_text(), path.name == "__init__.py") for name, path in modules()})
     inside = in_circles(found)
     assert not inside, "\n".join(f"{name} imports {sorted(found[name] & inside)}" for name in sorted(inside))
+
+
+def test_no_two_folders_of_strategies_import_each_other_in_a_circle() -> None:
+    found = arrows({name: (path.read_text(), path.name == "__init__.py") for name, path in modules()})
+    folders: dict[str, set[str]] = {}
+    for name, targets in found.items():
+        if name.startswith("strategies."):
+            folders.setdefault(_folder(name), set()).update(map(_folder, targets))
+    assert not in_circles({name: targets - {name} for name, targets in folders.items()})
+
+
+def _folder(module: str) -> str:
+    """Returns the folder or file directly below the package."""
+    return ".".join(module.split(".")[:2])
 
 
 @pytest.mark.parametrize(

@@ -21,9 +21,9 @@ from strategies._keras_hooks import call_lines, model_lines
 from strategies.batches import first_batch
 from strategies.collectives.agreement import Agreement
 from strategies.engine.engine import Engine, engine_of
-from strategies.engine.metric_variables import MetricVariable
 from strategies.replica.deferred import component_of, is_remote
 from strategies.sharding.variables import ShardedVariable
+from strategies.steps.metric_variables import MetricVariable
 from strategies.topology.agreement import differences
 
 # For each model, what was compared since its last `compile`; `_VALUES` stays.

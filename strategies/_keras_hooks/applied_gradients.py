@@ -17,8 +17,8 @@ from strategies.batches import shares
 from strategies.batches.row_kinds import Kind
 from strategies.batches.row_warnings import warn
 from strategies.engine.engine import Engine
-from strategies.engine.layout import local_values
 from strategies.replica.overwritten import is_overwritten
+from strategies.steps.layout import local_values
 
 #: Kinds of a gradient that is the same on all replicas.
 _GLOBAL = (Kind.SAME, Kind.SHARD, Kind.SHARD_APART, Kind.SHARD_NUMBER)

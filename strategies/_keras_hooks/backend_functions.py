@@ -24,9 +24,9 @@ from keras.src.backend.tensorflow import numpy as keras_tf_numpy
 from strategies._keras_hooks.wrapping import wrap
 from strategies.batches import shares
 from strategies.batches.row_counts import RowCount
-from strategies.engine.central import CentralVariable
 from strategies.engine.engine import engine_of
 from strategies.replica.row_exchange import lie_on_replicas
+from strategies.steps.central import CentralVariable
 
 
 def install() -> None:

@@ -2,7 +2,7 @@
 
 Keras passes the whole step to XLA, which fails under every strategy with more than one device: XLA compiles for one
 device, and the step's reductions run between devices. Here Keras' own steps pass XLA only the computation of one
-replica (`engine.compiled_replica`). Reductions, clipping, optimizer and metrics stay outside, as they are without XLA.
+replica (`steps.compiled_replica`). Reductions, clipping, optimizer and metrics stay outside, as they are without XLA.
 With a single replica on a single device, the whole step is compiled, as Keras does. As there, each number of rows is
 compiled once.
 
@@ -26,8 +26,8 @@ from keras.src.trainers import trainer as keras_trainer
 from strategies._keras_hooks.gradients import for_optimizer
 from strategies._keras_hooks.wrapping import overrides, wrap
 from strategies.batches import shares
-from strategies.engine.compiled_replica import NotCompilableError, compute
 from strategies.engine.engine import Engine, engine_of
+from strategies.steps.compiled_replica import NotCompilableError, compute
 
 _logger = logging.getLogger(__name__)
 
@@ -96,7 +96,7 @@ def is_whole(model: keras.Model) -> bool:
 def whole(model: keras.Model, step: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """Returns the step, compiled with its updates and metrics where steps are compiled whole.
 
-    Keras would compile the caller of `Strategy.run`, which contains the clocks of `engine.waiting`: XLA has no such
+    Keras would compile the caller of `Strategy.run`, which contains the clocks of `steps.waiting`: XLA has no such
     ops. Call outside of :func:`not_by_keras`.
     """
     if not (is_whole(model) and model.jit_compile) or model.run_eagerly:

@@ -18,9 +18,9 @@ import keras
 from strategies._keras_hooks.keras_versions import ORBAX_CHECKPOINTS
 from strategies._keras_hooks.subclasses import become, subclass
 from strategies.engine.engine import engine_of, engine_of_processes
-from strategies.engine.metric_variables import MetricVariable
 from strategies.saving.driving import drive
 from strategies.saving.restoring import load_on_all, state_of, sum_accumulated, variables_of
+from strategies.steps.metric_variables import MetricVariable
 
 _logger = logging.getLogger(__name__)
 

@@ -23,13 +23,13 @@ from strategies._keras_hooks.plain_classes import is_plain
 from strategies._keras_hooks.stored_values import reading_in_ranges
 from strategies._keras_hooks.wrapping import Rest, Result, wrap
 from strategies.engine.engine import Engine, engine_of, engine_of_processes
-from strategies.engine.exported_weights import owns_all
-from strategies.engine.partial_sums import accumulators_of, check_known
 from strategies.replica.whole_weights import joined
 from strategies.saving.driving import drive
 from strategies.saving.late_errors import late_errors, open_late
 from strategies.saving.one_writer import wait_until_written, write_on_rank_0
 from strategies.saving.restoring import variables_of
+from strategies.steps.exported_weights import owns_all
+from strategies.steps.partial_sums import accumulators_of, check_known
 
 
 def install() -> None:

@@ -2,7 +2,7 @@
 
 F1, a root of a mean, a contrastive loss or a Dice loss is not a mean over rows, and cannot be combined from values of
 replicas. The kind of the function's result (``row_dependence``) shows this. Such a function is computed a second time,
-from the gathered labels, outputs and weights (``engine.row_gathers``), identically on every replica; TensorFlow prunes
+from the gathered labels, outputs and weights (``steps.row_gathers``), identically on every replica; TensorFlow prunes
 the first computation. From then on it is only computed from gathered rows. Keras' own functions are not checked, except
 for the few that look at the whole batch.
 
@@ -30,9 +30,9 @@ from strategies.batches.row_kinds import Kind
 from strategies.batches.row_marks import mark
 from strategies.batches.row_warnings import is_fault, warn
 from strategies.engine.engine import engine_of
-from strategies.engine.row_gathers import gather_rows
 from strategies.replica.deferred import in_shapes_only
 from strategies.replica.joinable import check_needs_no_others
+from strategies.steps.row_gathers import gather_rows
 
 _logger = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import keras
 
-from strategies.engine.waiting import seconds_waited
+from strategies.steps.waiting import seconds_waited
 
 _logger = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ number of replicas. Summed over replicas, that is the loss of the global batch o
 * every loss value ``m_r`` of replica r is formed such that ``sum over r of weight_r * m_r`` is the global value;
 * in a step of Keras' trainer, the program sees ``m_r``, as on one device. Weights apply where values of replicas are
   combined: in gradients (``gradients``), so that their sum is the global gradient, in means of scalars
-  (``trackers``) and in the step's results (``engine.outputs``);
+  (``trackers``) and in the step's results (``steps.outputs``);
 * in a custom loop the program sees ``weight_r * m_r``, following TensorFlow's convention for ``strategy.run``:
   ``strategy.reduce("SUM", loss, axis=None)`` is the global value.
 

@@ -24,8 +24,6 @@ from strategies._keras_hooks.whole_updates import inner_optimizers, needs_whole,
 from strategies._tf_internals import UpdateContext
 from strategies.collectives.descriptions import listed
 from strategies.engine.engine import Engine
-from strategies.engine.gradient_sync import Accumulation
-from strategies.engine.optimizer_state import SlicesInTurn
 from strategies.replica.overwritten import is_overwritten
 from strategies.replica.splitting import weight_of
 from strategies.replica.weight_identity import named_as_shard
@@ -34,6 +32,8 @@ from strategies.replica.whole_weights import Slots, joined
 from strategies.sharding.partition import Partition
 from strategies.sharding.updates import ShardedUpdates
 from strategies.sharding.variables import is_row_sharded
+from strategies.steps.gradient_sync import Accumulation
+from strategies.steps.optimizer_state import SlicesInTurn
 
 #: Updates variables by global gradients; without variables, those that the optimizer was built with.
 Apply: TypeAlias = Callable[[Sequence[Any], Sequence[Any] | None], Any]

@@ -17,7 +17,7 @@ from strategies._keras_hooks.wrapping import wrap
 from strategies._tf_internals import BaseResourceVariable, DistributedVariable, ResourceVariable
 from strategies.batches import shares
 from strategies.batches.program_lines import is_called_by_program
-from strategies.engine import state_writes
+from strategies.steps import state_writes
 
 
 def install() -> None:

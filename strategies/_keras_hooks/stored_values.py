@@ -17,7 +17,6 @@ from keras.src.backend.common import variables
 from keras.src.saving import saving_lib
 
 from strategies._keras_hooks.wrapping import wrap
-from strategies.engine import state_writes
 from strategies.replica.deferred import component_of, is_remote
 from strategies.replica.driving import current_driver
 from strategies.replica.fetching import take
@@ -25,6 +24,7 @@ from strategies.replica.owners import spans_processes
 from strategies.replica.splitting import SplitWeight, sharded_weight
 from strategies.replica.stored_array import StoredArray
 from strategies.saving import ranges
+from strategies.steps import state_writes
 
 _reading: contextvars.ContextVar[bool] = contextvars.ContextVar("keras_strategies_reads_in_ranges", default=False)
 

@@ -33,12 +33,12 @@ from strategies.batches.agreed_dataset import AgreedIterator
 from strategies.batches.prefetch import ReadAheadIterator
 from strategies.batches.row_marks import mark_reduced
 from strategies.engine import legacy_keras
-from strategies.engine.context import TrainerCall, called_by_trainer
 from strategies.engine.engine import engine_of
-from strategies.engine.explained import calling
-from strategies.engine.metric_variables import MetricVariable
 from strategies.replica.deferred import in_shapes_only
 from strategies.replica.whole_weights import check_frozen
+from strategies.steps.context import TrainerCall, called_by_trainer
+from strategies.steps.explained import calling
+from strategies.steps.metric_variables import MetricVariable
 
 _logger = logging.getLogger(__name__)
 

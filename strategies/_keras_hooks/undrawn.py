@@ -15,8 +15,8 @@ import tensorflow as tf
 
 from strategies import _keras_hooks
 from strategies._keras_hooks.global_state import global_state_kept
-from strategies.engine.placed_variables import form_of
 from strategies.replica.deferred import DeferredVariable
+from strategies.steps.placed_variables import form_of
 
 
 @contextlib.contextmanager

@@ -11,12 +11,12 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from strategies.control_plane import keys, preemption
 from strategies.control_plane.findings import Findings
 from strategies.control_plane.key_value_store import KeyValueStore
-from strategies.control_plane.position import Position
 from strategies.control_plane.stopping import Stops
 from strategies.control_plane.stragglers import WaitingShares
 from strategies.control_plane.waits import Wait, to_text
@@ -52,6 +52,31 @@ class DistributedError(RuntimeError):
     """
 
     __module__ = "strategies"
+
+
+@dataclass(frozen=True)
+class Position:
+    """The position of a process in its program.
+
+    Attributes:
+        call: the method of the model that runs, such as "fit"; empty between calls.
+        epoch: the epoch of `fit`, counted from 1 as in the progress bar; 0 for calls without epochs.
+        step: the number of finished steps of the epoch, or of the call.
+        last_call: the last call that has ended.
+    """
+
+    call: str = ""
+    epoch: int = 0
+    step: int = 0
+    last_call: str = ""
+
+    def __str__(self) -> str:
+        done = f"after step {self.step}" if self.step else "before its first step"
+        if self.call:
+            return f"in {self.call}, {f'epoch {self.epoch}, ' if self.epoch else ''}{done}"
+        if self.last_call:
+            return f"after {self.last_call}, {f'epoch {self.epoch}, ' if self.epoch else ''}{done}"
+        return "before its first call of fit, evaluate or predict"
 
 
 class Member:

@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from strategies._tf_internals import CollectiveAllReduce, PerReplica
-from strategies.engine.layout import local_values
+from strategies.steps.layout import local_values
 from strategies.topology.devices import is_gpu
 
 

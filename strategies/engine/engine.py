@@ -20,22 +20,22 @@ from strategies.collectives.descriptions import carrying
 from strategies.collectives.loopback import LOOPBACK
 from strategies.collectives.process_group import ProcessGroup
 from strategies.control_plane import Member
-from strategies.engine.central import CentralStorage
-from strategies.engine.device_reductions import DeviceReductions, LocalReduction
-from strategies.engine.gradient_sync import Accumulation, GradientSync
-from strategies.engine.layout import DataParallelGroup, ReplicaLayout
-from strategies.engine.optimizer_state import OptimizerState
-from strategies.engine.partial_sums import PartialSumVariable
-from strategies.engine.reductions import SUM, FusedReduction, Reductions
 from strategies.engine.save_counter import SaveCounter
 from strategies.engine.seeds import agree_on_random_state, agree_on_seed
-from strategies.engine.step import Steps
-from strategies.engine.updates import Updates
-from strategies.engine.waiting import Waits
 from strategies.replica.parts import ReplicaParts
 from strategies.replica.row_exchange import RowExchange
 from strategies.sharding.creation import ShardedWeights
 from strategies.sharding.updates import ShardedUpdates
+from strategies.steps.central import CentralStorage
+from strategies.steps.device_reductions import DeviceReductions, LocalReduction
+from strategies.steps.gradient_sync import Accumulation, GradientSync
+from strategies.steps.layout import DataParallelGroup, ReplicaLayout
+from strategies.steps.optimizer_state import OptimizerState
+from strategies.steps.partial_sums import PartialSumVariable
+from strategies.steps.reductions import SUM, FusedReduction, Reductions
+from strategies.steps.step import Steps
+from strategies.steps.updates import Updates
+from strategies.steps.waiting import Waits
 from strategies.topology.devices import is_gpu
 from strategies.topology.sharding import ShardingGroups
 

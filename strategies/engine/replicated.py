@@ -1,6 +1,7 @@
-"""Connects TensorFlow's ``StrategyExtended`` to the engine, over the devices of one process or of many.
+"""Connects TensorFlow's ``StrategyExtended`` to the engine.
 
-A strategy chooses its local devices and their process groups; `ReplicatedExtended` does the rest.
+A strategy chooses its local devices and their process groups; `ReplicatedExtended` does the rest. For replicas in other
+processes it has a subclass, in ``multi_worker``.
 """
 
 from __future__ import annotations
@@ -12,35 +13,33 @@ from typing import Any
 import tensorflow as tf
 
 from strategies._tf_internals import (
-    CheckpointInitialValue,
     MirroredExtended,
     get_update_replica_id,
-    is_mirrored,
     regroup,
     select_replica,
 )
 from strategies.batches import inputs, sharding
 from strategies.batches.row_kinds import Kind
 from strategies.batches.row_marks import mark
-from strategies.collectives.descriptions import carrying
 from strategies.control_plane import Member
 from strategies.engine.cross_device import adapt, are_int32, bound_reduction, without_gradient
 from strategies.engine.engine import Engine
-from strategies.engine.explained import explained
-from strategies.engine.layout import local_values
 from strategies.engine.legacy_keras import refuse_caller, refuse_step
-from strategies.engine.reductions import SUM
 from strategies.engine.variable_makers import VariableMakers
 from strategies.replica import graph_lifetimes
 from strategies.replica.parts import ReplicaParts
 from strategies.replica.splitting import SplitWeight
 from strategies.replica.weight_identity import named_in_update
 from strategies.replica.weight_slices import WeightSlice
+from strategies.steps.layout import local_values
+from strategies.steps.reductions import SUM
 from strategies.topology.sharding import ShardingGroups
 
 
 class ReplicatedExtended(MirroredExtended):
-    """TensorFlow's interface to the engine, with one or more local replicas of the model.
+    """TensorFlow's interface to the engine, with one or more replicas of the model, all of which are local.
+
+    A replica may span processes, each of which then has a part of every replica.
 
     Args:
         container_strategy: the strategy to which this object belongs.
@@ -130,37 +129,7 @@ class ReplicatedExtended(MirroredExtended):
         refuse_caller()
         return self._makers.make(next_creator, kwargs)
 
-    def _get_variable_creator_initial_value(self, replica_id: int, device: str, primary_var: Any, **kwargs: Any) -> Any:
-        # If replicas span processes, no two processes may hold the same variables: no broadcast, all draw the same
-        # numbers.
-        if self.engine.num_processes == 1 or replica_id > 0 or self.engine.parts.spans_processes:
-            return super()._get_variable_creator_initial_value(replica_id, device, primary_var, **kwargs)
-        # Broadcast through the variable's own device only: another device may have no memory for it.
-        joined = [each.process_group for each in self._layout.groups if each.devices[0] == device]
-        process_group, initial_value = next(iter(joined), self.engine.process_group), kwargs["initial_value"]
-
-        def from_rank_0() -> tf.Tensor:
-            value = initial_value() if callable(initial_value) else initial_value
-            if isinstance(value, CheckpointInitialValue):
-                value = value.wrapped_value
-            value = tf.convert_to_tensor(value, dtype=kwargs.get("dtype"))
-            what = f"the initial value of {kwargs.get('name')} {value.shape}"
-            with carrying(what), explained(self.engine.member, what):
-                return process_group.broadcast(value)
-
-        return from_rank_0
-
     # ---- reductions
-
-    def _reduce_to(self, reduce_op: Any, value: Any, destinations: Any, options: Any) -> Any:
-        if self._layout.num_processes == 1:
-            return super()._reduce_to(reduce_op, value, destinations, options)
-        if reduce_op == tf.distribute.ReduceOp.MEAN and is_mirrored(value):
-            return value
-        context = self.engine.steps.context
-        return tf.nest.map_structure(
-            lambda leaf: self.engine.reductions.across(reduce_op, [leaf], context.shares)[0], value
-        )
 
     def _batch_reduce_to(self, reduce_op: Any, value_destination_pairs: Any, options: Any) -> Any:
         refuse_caller()
@@ -191,17 +160,9 @@ class ReplicatedExtended(MirroredExtended):
         options = self._communication_options.merge(options)
         return list(self._reductions_by_devices[devices].batch_reduce(reduce_op, pairs, options=options))
 
-    def _gather_to_implementation(self, value: Any, destinations: Any, axis: Any, options: Any) -> Any:
-        if self._layout.num_processes == 1:
-            return super()._gather_to_implementation(value, destinations, axis, options)
-        local = [tf.convert_to_tensor(v) for v in local_values(value)]
-        return self._layout.process_group.gather(tf.concat(local, axis) if len(local) > 1 else local[0], int(axis))
-
     # ---- input
 
     def _experimental_distribute_dataset(self, dataset: Any, options: Any) -> Any:
-        if self.engine.agreement is not None and self._layout.num_processes > 1:
-            return self._clocked(sharding.distribute(dataset, self.engine.agreement, self._layout.num_local))
         if options is not None or not isinstance(dataset, tf.data.Dataset):
             return super()._experimental_distribute_dataset(dataset, options)
         if self.engine.agreement is None:

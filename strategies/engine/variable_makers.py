@@ -27,11 +27,11 @@ import tensorflow as tf
 
 from strategies._tf_internals import MirroredVariable, SyncOnReadVariable
 from strategies.engine.engine import Engine
-from strategies.engine.metric_variables import MetricVariable
-from strategies.engine.placed_variables import has_value, remote, without_value
-from strategies.engine.variables import ReplicaStateVariable
 from strategies.replica.owners import set_coordinates, set_owner
 from strategies.sharding.creation import ShardedWeights
+from strategies.steps.metric_variables import MetricVariable
+from strategies.steps.placed_variables import has_value, remote, without_value
+from strategies.steps.variables import ReplicaStateVariable
 
 _Arguments = dict[str, Any]
 

@@ -23,7 +23,7 @@ from strategies.batches.row_kinds import Kind
 from strategies.batches.row_marks import mark
 from strategies.collectives.base import Collectives
 from strategies.replica.deferred import in_shapes_only
-from strategies.replica.refused_gradients import may_have_gradient
+from strategies.replica.recording import may_have_gradient
 
 #: The start of each process' part along a dimension, then the end of the last part: ints, or int32 scalars where they
 #: are not known before the graph runs. No part is larger than the first.

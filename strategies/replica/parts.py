@@ -22,7 +22,7 @@ from strategies.collectives.fixed_order import sum_in_order
 from strategies.collectives.process_groups import ProcessGroups
 from strategies.replica.axis_mappings import AxisMappings
 from strategies.replica.passes import Passes, Recompute
-from strategies.replica.placed_gradients import compute_on
+from strategies.replica.recording import compute_on
 from strategies.replica.traced_passes import added
 from strategies.topology.devices import full_name, short_name
 from strategies.topology.mesh import DeviceMesh

@@ -11,9 +11,8 @@ import tensorflow as tf
 from strategies.batches import shares
 from strategies.replica.overwritten import is_overwritten, maximum, warn_if_summed
 from strategies.replica.pass_context import tracing_pass
-from strategies.replica.placed_gradients import with_distinct_gradients
 from strategies.replica.placeholders import SHARDED, Placeholders
-from strategies.replica.refused_gradients import may_have_gradient
+from strategies.replica.recording import may_have_gradient, with_distinct_gradients
 from strategies.replica.rounding import unrounded
 from strategies.replica.slices import accumulated
 from strategies.replica.traced_passes import TracedPasses

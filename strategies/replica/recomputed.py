@@ -15,7 +15,7 @@ from strategies._tf_internals import gradient_record
 from strategies.replica.parts import current_parts
 from strategies.replica.pass_context import pass_context, tracing_pass
 from strategies.replica.passes import Recompute
-from strategies.replica.refused_gradients import may_have_gradient, refuse_gradients, unrecorded
+from strategies.replica.recording import may_have_gradient, refuse_gradients, unrecorded
 
 _SECOND_ORDER = (
     "A gradient of a gradient, as for a penalty of gradients, is taken through a layer that is recomputed in the "

@@ -18,7 +18,7 @@ from strategies.batches.row_kinds import Kind
 from strategies.batches.row_marks import mark
 from strategies.replica.overwritten import is_overwritten, maximum, no_maximum
 from strategies.replica.placeholders import DerivedCapture, Placeholders
-from strategies.replica.refused_gradients import may_have_gradient, recorded
+from strategies.replica.recording import may_have_gradient, recorded
 from strategies.replica.slices import Lookups, accumulated, side_by_side
 
 #: Takes inputs. Returns the outputs, and a function that takes their gradients (None where not wanted) and returns the

@@ -20,11 +20,11 @@ import tensorflow as tf
 from strategies.collectives.process_group import ProcessGroup
 from strategies.collectives.strings import broadcast_text
 from strategies.engine.engine import Engine
-from strategies.engine.explained import explained
 from strategies.replica.deferred import component_of
 from strategies.replica.driving import driving, is_driving
 from strategies.replica.fetching import assembled, drop, give_to_all, local_value, slices
 from strategies.replica.owners import owners_of
+from strategies.steps.explained import explained
 
 _Result = TypeVar("_Result")
 

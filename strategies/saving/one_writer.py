@@ -2,7 +2,7 @@
 
 Every process may call ``save``, as callbacks do, or rank 0 alone, as programs for Horovod do: saving waits for no other
 process, since rank 0 has everything that is saved. Gradients that are accumulated over several steps are the exception,
-see ``engine.variables.PartialSumVariable``. Where a replica spans processes, or processes share the optimizer's work,
+see ``steps.partial_sums.PartialSumVariable``. Where a replica spans processes, or processes share the optimizer's work,
 rank 0 does not hold all variables: there every process calls ``save``.
 """
 
@@ -16,9 +16,9 @@ from typing import Any, TypeVar
 
 from strategies.engine import save_counter
 from strategies.engine.engine import Engine
-from strategies.engine.explained import explained
 from strategies.replica.driving import is_driving
 from strategies.saving.driving import drive
+from strategies.steps.explained import explained
 
 _Result = TypeVar("_Result")
 

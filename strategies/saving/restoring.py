@@ -14,13 +14,13 @@ import tensorflow as tf
 from strategies.collectives.process_group import ProcessGroup
 from strategies.collectives.strings import broadcast_text
 from strategies.engine.engine import Engine, engine_of_processes
-from strategies.engine.explained import explained
-from strategies.engine.metric_variables import MetricVariable
-from strategies.engine.partial_sums import PartialSumVariable, accumulators_of, level
 from strategies.replica.fetching import assembled, give_to_all, slices
 from strategies.replica.owners import owners_of
 from strategies.saving.driving import drive
 from strategies.sharding.variables import shards_of_each
+from strategies.steps.explained import explained
+from strategies.steps.metric_variables import MetricVariable
+from strategies.steps.partial_sums import PartialSumVariable, accumulators_of, level
 
 
 def variables_of(model: Any) -> list[Any]:

@@ -12,10 +12,10 @@ import numpy as np
 
 from strategies.collectives.strings import gather_texts
 from strategies.engine.engine import Engine, engine_of
-from strategies.engine.metric_variables import MetricVariable
 from strategies.replica.splitting import value_of
 from strategies.saving.driving import drive
 from strategies.saving.restoring import variables_of
+from strategies.steps.metric_variables import MetricVariable
 
 
 def values_of(model: Any, variables: Sequence[Any]) -> list[np.ndarray]:

@@ -11,15 +11,15 @@ from strategies.batches.row_kinds import Kind
 from strategies.batches.row_marks import mark
 from strategies.collectives.descriptions import carrying, listed
 from strategies.collectives.process_groups import ShardingProcessGroups
-from strategies.engine.exported_weights import whole_in_file
-from strategies.engine.layout import ReplicaLayout
-from strategies.engine.step import Steps
 from strategies.replica.deferred import in_shapes_only, is_remote
 from strategies.replica.driving import current_driver
-from strategies.replica.refused_gradients import unrecorded
+from strategies.replica.recording import unrecorded
 from strategies.sharding.partition import laid_out, taken_apart
 from strategies.sharding.units import Gone, bucket_of
 from strategies.sharding.variables import ShardedVariable, shards_of
+from strategies.steps.exported_weights import whole_in_file
+from strategies.steps.layout import ReplicaLayout
+from strategies.steps.step import Steps
 from strategies.topology.sharding import ShardingGroups
 
 

@@ -9,11 +9,6 @@ from typing import Any
 import tensorflow as tf
 
 from strategies._tf_internals import CheckpointInitialValue
-from strategies.engine.layout import ReplicaLayout
-from strategies.engine.optimizer_state import OptimizerState
-from strategies.engine.placed_variables import current_owner, form_of
-from strategies.engine.step import Steps
-from strategies.engine.variables import ReplicaStateVariable
 from strategies.replica.deferred import DeferredVariable, RangeDraw, RemoteVariable, is_remote
 from strategies.replica.owners import first_owner, set_coordinates, set_owner
 from strategies.replica.parts import ReplicaParts
@@ -23,6 +18,11 @@ from strategies.sharding.all_gather import AllGather
 from strategies.sharding.gathers import WeightGathers
 from strategies.sharding.units import Units
 from strategies.sharding.variables import ShardedVariable, bounds, own_range, row_bounds
+from strategies.steps.layout import ReplicaLayout
+from strategies.steps.optimizer_state import OptimizerState
+from strategies.steps.placed_variables import current_owner, form_of
+from strategies.steps.step import Steps
+from strategies.steps.variables import ReplicaStateVariable
 from strategies.topology.sharding import ShardingGroups
 
 

@@ -15,16 +15,16 @@ import tensorflow as tf
 from strategies._tf_internals import get_current_replica_id_as_int, pywrap_tfe
 from strategies.batches.row_kinds import Kind
 from strategies.batches.row_marks import mark
-from strategies.engine.context import StepContext
-from strategies.engine.layout import local_values
-from strategies.engine.step import Steps
 from strategies.replica.deferred import in_shapes_only
 from strategies.replica.pass_context import pass_context
-from strategies.replica.refused_gradients import unrecorded
+from strategies.replica.recording import unrecorded
 from strategies.sharding.all_gather import AllGather
 from strategies.sharding.backward_gathers import BackwardGathers, consumers
 from strategies.sharding.units import ReplicaUnit, ReplicaUnits, Unit
 from strategies.sharding.variables import ShardedVariable, own_range
+from strategies.steps.context import StepContext
+from strategies.steps.layout import local_values
+from strategies.steps.step import Steps
 
 
 class _Watched:

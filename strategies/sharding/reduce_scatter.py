@@ -11,16 +11,16 @@ from strategies._tf_internals import PerReplica, select_replica
 from strategies.batches.shares import Share
 from strategies.collectives.fixed_order import sum_in_order
 from strategies.collectives.process_groups import ShardingProcessGroups
-from strategies.engine.layout import ReplicaLayout, local_values
-from strategies.engine.maxima import with_maxima
-from strategies.engine.reductions import SUM, Reductions
-from strategies.engine.step import Steps
 from strategies.replica.rounding import rounded, rounding_of
 from strategies.replica.weight_slices import WeightSlice
 from strategies.sharding.gathers import WeightGathers
 from strategies.sharding.partition import Partition, PartitionedBucket, all_laid_out
 from strategies.sharding.row_gradients import RowShardedGradients
 from strategies.sharding.variables import is_row_sharded
+from strategies.steps.layout import ReplicaLayout, local_values
+from strategies.steps.maxima import with_maxima
+from strategies.steps.reductions import SUM, Reductions
+from strategies.steps.step import Steps
 
 
 class ReduceScatter:

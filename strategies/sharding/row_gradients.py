@@ -14,12 +14,12 @@ import tensorflow as tf
 from strategies.collectives.fixed_order import sum_in_order
 from strategies.collectives.process_group import ProcessGroup
 from strategies.collectives.process_groups import ShardingProcessGroups
-from strategies.engine.layout import ReplicaLayout, local_values
-from strategies.engine.slices_across import slices_across
 from strategies.replica.slices import Lookups, side_by_side
 from strategies.replica.weight_slices import WeightSlice
 from strategies.sharding.partition import Partition
 from strategies.sharding.variables import is_row_sharded
+from strategies.steps.layout import ReplicaLayout, local_values
+from strategies.steps.slices_across import slices_across
 
 
 class RowShardedGradients:

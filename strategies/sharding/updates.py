@@ -25,9 +25,6 @@ from strategies.collectives.bucket_slices import Slice, slice_buckets
 from strategies.collectives.descriptions import carrying, listed
 from strategies.collectives.loopback import LOOPBACK
 from strategies.collectives.process_group import ProcessGroup
-from strategies.engine.layout import ReplicaLayout, local_values
-from strategies.engine.reductions import Reductions
-from strategies.engine.step import Steps
 from strategies.replica.owners import coordinates_of, first_owner, is_owned
 from strategies.replica.parts import ReplicaParts
 from strategies.replica.weight_slices import WeightSlice, beside_weights
@@ -37,6 +34,9 @@ from strategies.sharding.reduce_scatter import ReduceScatter
 from strategies.sharding.row_gradients import RowShardedGradients
 from strategies.sharding.units import bucket_of
 from strategies.sharding.variables import ShardedVariable, own_range
+from strategies.steps.layout import ReplicaLayout, local_values
+from strategies.steps.reductions import Reductions
+from strategies.steps.step import Steps
 from strategies.topology.sharding import ShardingGroups
 
 

@@ -22,14 +22,14 @@ import numpy as np
 import tensorflow as tf
 
 from strategies._tf_internals import get_current_replica_id_as_int
-from strategies.engine.exported_weights import export_whole
-from strategies.engine.variables import ReplicaStateVariable
 from strategies.replica.deferred import in_shapes_only, is_remote
 from strategies.replica.driving import current_driver
 from strategies.replica.placeholders import SHARDED
 from strategies.replica.splitting import sharded_weight
 from strategies.replica.stored_array import StoredArray
 from strategies.replica.whole_of_slices import WholeOfSlices
+from strategies.steps.exported_weights import export_whole
+from strategies.steps.variables import ReplicaStateVariable
 
 
 class Gathers(Protocol):

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "custom_training_steps.md").read_text()
 ROWS = [line.strip("| ").split(" | ") for line in PAGE.splitlines() if line.startswith("| ")][1:]
 
-_HOOKS, _ENGINE = "tests/strategies/_keras_hooks", "tests/strategies/engine"
+_HOOKS, _STEPS = "tests/strategies/_keras_hooks", "tests/strategies/steps"
 #: Parity cases, and tests as "file::function", by the beginning of a row.
 TESTS: dict[str, tuple[str, ...]] = {
     "`tape.gradient(loss, weights)`": (
@@ -68,12 +68,12 @@ TESTS: dict[str, tuple[str, ...]] = {
     "`variable.assign(...)`": ("state of each kind that a layer keeps", "VQ-VAE, codebook of moving averages"),
     "a variable made with": ("state of each kind that a layer keeps",),
     "a variable that is set to rows": (
-        f"{_ENGINE}/test_state_writes.py::test_what_cannot_be_combined_is_reported_at_its_line",
+        f"{_STEPS}/test_state_writes.py::test_what_cannot_be_combined_is_reported_at_its_line",
         "queue of rows, gather_rows",
     ),
     "a metric class of your own": (
         "loss function that is a root; F1, largest error and ranks as metrics",
-        f"{_ENGINE}/test_state_writes.py::test_state_of_metrics_that_is_no_sum_is_reported",
+        f"{_STEPS}/test_state_writes.py::test_state_of_metrics_that_is_no_sum_is_reported",
     ),
     "a `tf.Variable` that was made outside": (
         f"{_HOOKS}/test_outside.py::test_they_are_warned_of_where_they_are_written",

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from strategies.engine import compiled_replica
+from strategies.steps import compiled_replica
 from tests.selecting import leave_to_parity_all
 
 LOGGER = "strategies._keras_hooks.compiled_steps"

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 import keras_ext
 import strategies
-from strategies.engine.updates import Updates
+from strategies.steps.updates import Updates
 from tests.strategies.parity.harness import features, targets
 
 X, Y = features(45, 6), targets()

@@ -16,10 +16,10 @@ import pytest
 import tensorflow as tf
 
 import strategies
-import tests.strategies.engine.test_state_writes as state
+import tests.strategies.steps.test_state_writes as state
 from strategies._keras_hooks import callbacks as hooked
 from strategies._keras_hooks.input_bottleneck import SlowInputWarning
-from strategies.engine import waiting
+from strategies.steps import waiting
 from tests.strategies.processes.ranks import (
     Policy,
     all_ranks,

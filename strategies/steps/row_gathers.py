@@ -19,9 +19,9 @@ from strategies.batches.row_marks import mark
 from strategies.batches.rows import num_rows
 from strategies.collectives.descriptions import carrying
 from strategies.collectives.fixed_order import sum_in_order
-from strategies.engine.layout import ReplicaLayout, local_values
 from strategies.replica.deferred import in_shapes_only
 from strategies.replica.parts import engine_attribute
+from strategies.steps.layout import ReplicaLayout, local_values
 
 _Nest = TypeVar("_Nest")
 

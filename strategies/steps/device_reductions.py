@@ -10,8 +10,8 @@ import tensorflow as tf
 from strategies._tf_internals import PerReplica
 from strategies.batches.shares import Share
 from strategies.collectives.fixed_order import sum_in_order
-from strategies.engine.layout import ReplicaLayout
-from strategies.engine.reductions import SUM, FusedReduction, Reductions, in_buckets, is_sparse, joined_lookups
+from strategies.steps.layout import ReplicaLayout
+from strategies.steps.reductions import SUM, FusedReduction, Reductions, in_buckets, is_sparse, joined_lookups
 from strategies.topology.devices import is_gpu
 
 #: The size of a bucket of gradients that the GPUs of one process sum by NCCL, which is fastest with large messages.

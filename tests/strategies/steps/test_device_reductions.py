@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 import strategies
-from strategies.engine import device_reductions
+from strategies.steps import device_reductions
 from tests.strategies.parity.harness import TOLERANCE
 from tests.would_be_gpus import would_be_gpus
 

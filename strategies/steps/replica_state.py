@@ -13,8 +13,8 @@ import tensorflow as tf
 from strategies.batches import shares
 from strategies.batches.shares import Share
 from strategies.collectives.process_group import ProcessGroup
-from strategies.engine.context import StepContext
-from strategies.engine.variables import ReplicaStateVariable
+from strategies.steps.context import StepContext
+from strategies.steps.variables import ReplicaStateVariable
 
 
 class ReplicaWrites:

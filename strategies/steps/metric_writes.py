@@ -15,7 +15,7 @@ from strategies.batches import row_warnings, shares
 from strategies.batches.row_kinds import Kind
 from strategies.batches.row_terms import NoTermsError, linear
 from strategies.batches.shares import Share
-from strategies.engine import state_writes
+from strategies.steps import state_writes
 
 _SUM, _MEAN = tf.VariableAggregation.SUM, tf.VariableAggregation.MEAN
 

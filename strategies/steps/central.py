@@ -23,14 +23,14 @@ from typing import Any
 import tensorflow as tf
 
 from strategies._tf_internals import Mirrored, PerReplica, UpdateContext
-from strategies.engine.layout import ReplicaLayout, local_values
-from strategies.engine.maxima import with_maxima
-from strategies.engine.optimizer_state import OptimizerState
-from strategies.engine.reductions import Reductions
-from strategies.engine.replica_state import local_mean
-from strategies.engine.step import Steps
-from strategies.engine.variables import ReplicaStateVariable
 from strategies.replica.rounding import rounded, rounding_of
+from strategies.steps.layout import ReplicaLayout, local_values
+from strategies.steps.maxima import with_maxima
+from strategies.steps.optimizer_state import OptimizerState
+from strategies.steps.reductions import Reductions
+from strategies.steps.replica_state import local_mean
+from strategies.steps.step import Steps
+from strategies.steps.variables import ReplicaStateVariable
 
 _NONE = tf.VariableAggregation.NONE
 

@@ -1,6 +1,6 @@
 """Metric state: each replica has a component, and these are summed or averaged when read outside a replica.
 
-A replica without rows adds nothing. The contract is tested in ``tests/strategies/engine/test_state_writes.py``.
+A replica without rows adds nothing. The contract is tested in ``tests/strategies/steps/test_state_writes.py``.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from strategies._tf_internals import SyncOnReadVariable, get_update_replica_id
 from strategies.batches import shares
 from strategies.batches.row_kinds import Kind
 from strategies.batches.row_marks import mark
-from strategies.engine import metric_writes, state_writes
-from strategies.engine.variables import ReadableNumber
+from strategies.steps import metric_writes, state_writes
+from strategies.steps.variables import ReadableNumber
 
 
 def total_of(variable: MetricVariable) -> tf.Tensor | None:

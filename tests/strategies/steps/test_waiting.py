@@ -16,8 +16,8 @@ import tensorflow as tf
 
 import keras_ext
 import strategies
-from strategies.engine import waiting
-from strategies.engine.waiting import Waits
+from strategies.steps import waiting
+from strategies.steps.waiting import Waits
 from tests.clock import Clock
 from tests.strategies.parity.harness import features
 

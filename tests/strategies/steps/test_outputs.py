@@ -13,8 +13,8 @@ from strategies.batches.row_marks import mark, mark_reduced
 from strategies.batches.row_warnings import DifferenceWarning
 from strategies.batches.rows import Rows
 from strategies.batches.shares import Combination, Share, divide
-from strategies.engine.layout import DataParallelGroup, ReplicaLayout
-from strategies.engine.outputs import combined
+from strategies.steps.layout import DataParallelGroup, ReplicaLayout
+from strategies.steps.outputs import combined
 
 LAYOUT = ReplicaLayout((DataParallelGroup(("CPU:0", "CPU:1")),))
 

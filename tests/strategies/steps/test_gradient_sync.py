@@ -13,12 +13,12 @@ from strategies.batches.row_kinds import Kind
 from strategies.batches.row_marks import mark
 from strategies.batches.rows import Rows
 from strategies.batches.shares import Share, divide
-from strategies.engine import device_reductions
-from strategies.engine.device_reductions import DeviceReductions
-from strategies.engine.gradient_sync import Accumulation, GradientSync
-from strategies.engine.layout import DataParallelGroup, ReplicaLayout
-from strategies.engine.reductions import FusedReduction
-from strategies.engine.waiting import Waits
+from strategies.steps import device_reductions
+from strategies.steps.device_reductions import DeviceReductions
+from strategies.steps.gradient_sync import Accumulation, GradientSync
+from strategies.steps.layout import DataParallelGroup, ReplicaLayout
+from strategies.steps.reductions import FusedReduction
+from strategies.steps.waiting import Waits
 
 LAYOUT = ReplicaLayout((DataParallelGroup(("CPU:0", "CPU:1")),))
 

@@ -12,14 +12,14 @@ from strategies.batches.row_marks import is_reduced
 from strategies.batches.row_warnings import warn_of_mixed_rows
 from strategies.batches.rows import is_batch, is_tensor, take_rows
 from strategies.batches.shares import Share
-from strategies.engine.layout import ReplicaLayout, local_values
-from strategies.engine.logs import combine_logs
+from strategies.steps.layout import ReplicaLayout, local_values
+from strategies.steps.logs import combine_logs
 
 
 def combined(outputs: Any, shares: Sequence[Share], layout: ReplicaLayout) -> Any:
     """Returns the local replicas' outputs, combined as far as the caller does not.
 
-    * Training or test step: Keras' trainer wants the numbers of the whole batch (`engine.logs`).
+    * Training or test step: Keras' trainer wants the numbers of the whole batch (`steps.logs`).
     * Prediction step: Keras concatenates the replicas' rows. A replica without rows returns none, for any kind of
       tensor; other processes' rows are gathered.
     * Custom loop: a replica without rows returns no rows where its output has the dummy row's, so that gathering skips

@@ -21,9 +21,9 @@ from strategies.batches.shares import Share
 from strategies.collectives.buckets import make_buckets
 from strategies.collectives.fixed_order import sum_in_order
 from strategies.collectives.process_group import ProcessGroup
-from strategies.engine.layout import ReplicaLayout, local_values
-from strategies.engine.slices_across import slices_across
 from strategies.replica.slices import Lookups, combine_lookups
+from strategies.steps.layout import ReplicaLayout, local_values
+from strategies.steps.slices_across import slices_across
 
 SUM, MEAN = tf.distribute.ReduceOp.SUM, tf.distribute.ReduceOp.MEAN
 

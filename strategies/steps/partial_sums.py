@@ -12,7 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from strategies._tf_internals import SyncOnReadVariable, get_update_replica_id
-from strategies.engine.metric_variables import MetricVariable, total_of
+from strategies.steps.metric_variables import MetricVariable, total_of
 
 
 class PartialSumVariable(MetricVariable):

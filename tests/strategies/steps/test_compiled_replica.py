@@ -14,7 +14,7 @@ import tensorflow as tf
 import strategies
 from strategies.batches import shares
 from strategies.batches.row_kinds import Kind
-from strategies.engine.compiled_replica import NotCompilableError, check_graph, compute
+from strategies.steps.compiled_replica import NotCompilableError, check_graph, compute
 
 
 def in_replicas(replica: Callable[[Any], Any], batch: Any) -> Any:

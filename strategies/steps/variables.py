@@ -20,8 +20,8 @@ import tensorflow as tf
 
 from strategies._tf_internals import MirroredVariable, get_update_replica_id
 from strategies.batches import shares
-from strategies.engine import state_writes
-from strategies.engine.exported_weights import check_exported
+from strategies.steps import state_writes
+from strategies.steps.exported_weights import check_exported
 
 
 class ReadableNumber:

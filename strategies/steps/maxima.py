@@ -14,8 +14,8 @@ import tensorflow as tf
 from strategies._tf_internals import Mirrored, PerReplica
 from strategies.batches.shares import Share
 from strategies.collectives.descriptions import carrying
-from strategies.engine.layout import ReplicaLayout, local_values
 from strategies.replica.overwritten import is_overwritten, maximum
+from strategies.steps.layout import ReplicaLayout, local_values
 
 
 def with_maxima(

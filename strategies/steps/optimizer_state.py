@@ -13,8 +13,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from strategies.engine.partial_sums import PartialSumVariable
 from strategies.replica.weight_slices import WeightSlice
+from strategies.steps.partial_sums import PartialSumVariable
 
 
 class OptimizerState:

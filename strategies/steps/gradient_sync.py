@@ -16,12 +16,12 @@ import tensorflow as tf
 
 from strategies._tf_internals import Mirrored, PerReplica, select_replica
 from strategies.batches.shares import Share
-from strategies.engine.layout import ReplicaLayout, local_values
-from strategies.engine.maxima import with_maxima
-from strategies.engine.reductions import SUM, FusedReduction, Reductions
-from strategies.engine.waiting import Waits
 from strategies.replica.overwritten import is_overwritten
 from strategies.replica.rounding import rounded, rounding_of
+from strategies.steps.layout import ReplicaLayout, local_values
+from strategies.steps.maxima import with_maxima
+from strategies.steps.reductions import SUM, FusedReduction, Reductions
+from strategies.steps.waiting import Waits
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from strategies.batches.row_marks import is_reduced
 from strategies.batches.row_warnings import description, is_fault, warn
 from strategies.batches.shares import Share
 from strategies.collectives.fixed_order import sum_in_order
-from strategies.engine.layout import ReplicaLayout, local_values
+from strategies.steps.layout import ReplicaLayout, local_values
 
 _FIX = (
     "Compute it from the rows of all replicas, which strategies.gather_rows(x) returns, or return a mean or a sum over "

@@ -12,14 +12,14 @@ import tensorflow as tf
 
 from strategies._tf_internals import DistributedVariable, PerReplica, UpdateContext, select_replica
 from strategies.collectives.descriptions import carrying, listed
-from strategies.engine.gradient_sync import Accumulation, GradientSync
-from strategies.engine.layout import ReplicaLayout, local_values
-from strategies.engine.reductions import FusedReduction
-from strategies.engine.replica_state import state_vectors
-from strategies.engine.step import Steps
 from strategies.replica.owners import coordinates_of
 from strategies.replica.parts import ReplicaParts
 from strategies.replica.stage_messages import Description, StageMessages
+from strategies.steps.gradient_sync import Accumulation, GradientSync
+from strategies.steps.layout import ReplicaLayout, local_values
+from strategies.steps.reductions import FusedReduction
+from strategies.steps.replica_state import state_vectors
+from strategies.steps.step import Steps
 
 
 class Updates:

@@ -36,13 +36,13 @@ from strategies._tf_internals import (
 from strategies.batches import inputs, shares
 from strategies.batches.row_marks import marking
 from strategies.batches.rows import add_dummy_rows, rows_of
-from strategies.engine.context import StepContext, trainer_call
-from strategies.engine.explained import merge_errors_explained
-from strategies.engine.layout import ReplicaLayout
-from strategies.engine.outputs import combined
-from strategies.engine.replica_state import ReplicaWrites, agree
-from strategies.engine.waiting import Waits
 from strategies.replica.attributes import ReplicaAttributes
+from strategies.steps.context import StepContext, trainer_call
+from strategies.steps.explained import merge_errors_explained
+from strategies.steps.layout import ReplicaLayout
+from strategies.steps.outputs import combined
+from strategies.steps.replica_state import ReplicaWrites, agree
+from strategies.steps.waiting import Waits
 
 
 class _RowWeights:

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from strategies.engine import slices_across as module
-from strategies.engine.slices_across import slices_across
 from strategies.replica.slices import Lookups
+from strategies.steps import slices_across as module
+from strategies.steps.slices_across import slices_across
 
 INDICES = [3, 0, 2**40 + 1]
 

@@ -8,8 +8,8 @@ from typing import Any, cast
 import tensorflow as tf
 
 from strategies._tf_internals import PerReplica
-from strategies.engine.context import TrainerCall, called_by_trainer, trainer_call
-from strategies.engine.layout import DataParallelGroup, ReplicaLayout, local_values
+from strategies.steps.context import TrainerCall, called_by_trainer, trainer_call
+from strategies.steps.layout import DataParallelGroup, ReplicaLayout, local_values
 
 CPUS = [f"/job:localhost/replica:0/task:0/device:CPU:{i}" for i in range(4)]
 

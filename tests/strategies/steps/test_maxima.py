@@ -14,9 +14,9 @@ import strategies
 from strategies._tf_internals import Mirrored, PerReplica
 from strategies.batches.rows import Rows
 from strategies.batches.shares import Share, divide
-from strategies.engine.layout import DataParallelGroup, ReplicaLayout
-from strategies.engine.maxima import with_maxima
 from strategies.replica.overwritten import note_owner
+from strategies.steps.layout import DataParallelGroup, ReplicaLayout
+from strategies.steps.maxima import with_maxima
 
 LAYOUT = ReplicaLayout((DataParallelGroup(("CPU:0", "CPU:1")),))
 
