@@ -57,7 +57,7 @@ def check_all(dataset: tf.data.Dataset, worlds: list[tuple[int, int]] = WORLDS) 
 
 @pytest.mark.parametrize(
     ("rows", "size", "drop_remainder"),
-    [(11, 4, False), (9, 8, False), (3, 8, False), (5, 1, False), (0, 4, False), (11, 4, True), (8, 1, True)],
+    [(11, 4, False), (3, 8, False), (0, 4, False), (11, 4, True), (8, 1, True)],
 )
 def test_any_length_of_any_batch(rows: int, size: int, drop_remainder: bool) -> None:
     check_all(Data.range(rows).map(lambda x: 3 * x + 1).batch(size, drop_remainder))
@@ -65,7 +65,7 @@ def test_any_length_of_any_batch(rows: int, size: int, drop_remainder: bool) -> 
 
 @pytest.mark.parametrize(
     ("rows", "size", "drop_remainder"),
-    [(11, 4, False), (9, 8, False), (3, 8, False), (5, 1, False), (11, 4, True), (12, 6, True), (3, 8, True)],
+    [(11, 4, False), (9, 8, False), (5, 1, False), (12, 6, True)],
 )
 def test_slices_of_arrays(rows: int, size: int, drop_remainder: bool) -> None:
     arrays = {"x": np.arange(2.0 * rows).reshape(rows, 2), "y": (np.arange(rows), [f"{i}" for i in range(rows)])}
@@ -138,7 +138,8 @@ def counted() -> tf.data.Dataset:
 
 @pytest.mark.parametrize("name", PIPELINES)
 def test_pipelines(name: str) -> None:
-    check_all(PIPELINES[name]())
+    # Which rows a replica reads is tested above; here two processes with two replicas each suffice.
+    check_all(PIPELINES[name](), [(2, 2)])
 
 
 def by_files(path: str) -> tf.data.Dataset:

@@ -83,11 +83,9 @@ OVER_HOROVOD = (
 IN_GROUPS = (
     "Adam, gradient_accumulation_steps, global_clipnorm, EMA with overwrite",
     "Embedding, sparse gradients, clipnorm",
-    "saved, loaded, gone on",
 )
 WEIGHTS_IN_GROUPS = (
     "Adam, gradient_accumulation_steps, global_clipnorm, EMA with overwrite",
-    "LossScaleOptimizer, clipnorm",
     "whole weights saved, loaded, gone on",
 )
 #: The model in parts that contains the features of all others.
@@ -122,7 +120,7 @@ SHARDINGS: dict[Sharding, tuple[str, ...]] = {
     Sharding(("MirroredStrategy", 1, 4), 2, shard="weights"): WEIGHTS_IN_GROUPS,
     Sharding(("MultiWorkerMirroredStrategy", 2, 2), shard="weights"): WEIGHTS_BETWEEN_PROCESSES,
     Sharding(("HorovodStrategy", 2, 1), shard="weights"): OVER_HOROVOD,
-    Sharding(("MirroredStrategy", 1, 4), None, "data=2,pipe=2", "weights"): tuple(PARTS),
+    Sharding(("MirroredStrategy", 1, 4), None, "data=2,pipe=2", "weights"): (*ONE_PART, "float8 in parts"),
     Sharding(("HorovodStrategy", 4, 1), None, "data=2,pipe=2", "weights"): ONE_PART,
 }
 SELDOM = (
@@ -274,10 +272,10 @@ def test_the_parts_of_a_replica_have_slots_of_their_own_weights(axes: dict[str, 
 def test_each_device_holds_its_part(make: Callable[[], keras.Optimizer], size: int, shard: Sharded) -> None:
     with sharded(4, size, shard).scope():
         model = keras.Sequential(
-            [keras.Input((200,)), *(keras.layers.Dense(200) for _ in range(8)), keras.layers.Dense(3)]
+            [keras.Input((300,)), *(keras.layers.Dense(300) for _ in range(4)), keras.layers.Dense(3)]
         )
         model.compile(make(), "mse")
-    model.fit(np.zeros((4, 200)), np.zeros((4, 3)), verbose=0)
+    model.fit(np.zeros((4, 300)), np.zeros((4, 3)), verbose=0)
     report = keras_ext.memory_report(model)
     formula = 2 * 4 * model.count_params() / size
     assert len(report.slots) == 4

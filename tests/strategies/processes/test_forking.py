@@ -37,7 +37,14 @@ def on_one_device(tmp_path_factory: pytest.TempPathFactory) -> np.ndarray:
 
 
 @pytest.mark.timeout(2 * LIMIT_SECONDS + 30)
-@pytest.mark.parametrize("strategy", ["MirroredStrategy", "MultiWorkerMirroredStrategy", "HorovodStrategy"])
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        "MirroredStrategy",
+        pytest.param("MultiWorkerMirroredStrategy", marks=pytest.mark.parity_all),
+        "HorovodStrategy",
+    ],
+)
 def test_workers_that_are_forked(strategy: str, on_one_device: np.ndarray, tmp_path: Path) -> None:
     """Trains with checkpoints, for which the process handles SIGTERM, also in a single process."""
     np.testing.assert_allclose(trained(tmp_path / "job", strategy, "checkpoints"), on_one_device, rtol=1e-6, atol=1e-6)
