@@ -78,7 +78,17 @@ SELDOM = {case.name for case in SECTIONS["Optimizers"] if not any(each in case.n
     "one-pass generator",
     "list of inputs",
     "tuple of inputs",
+    "validation_split",
+    "batches of 3 rows",
+    "batches of changing size",
+    # Contained in other cases.
+    "Adam, global_clipnorm",
+    "Adam, EMA with overwrite",
+    "SGD, gradients left in accumulation",
+    "float8, int8 with LoRA, int4",
     # Similar to other cases.
+    "SeparableConv2D, GroupNormalization",
+    "LayerNormalization, UnitNormalization",
     "Conv2D, pooling",
     "Dropout(0)",
     "Lamb, global_clipnorm",
