@@ -16,7 +16,7 @@ from strategies._keras_hooks import (
     all_reduces,
     backend_functions,
     callbacks,
-    compiled_steps,
+    distributed_models,
     distributed_optimizers,
     files,
     gathered_functions,
@@ -30,11 +30,9 @@ from strategies._keras_hooks import (
     plain_classes,
     random,
     replica_attributes,
-    state_trees,
     stored_values,
     synchronized_norms,
     trackers,
-    train_steps,
     trainer,
     weights,
 )
@@ -48,7 +46,7 @@ def install() -> None:
     all_reduces.install()
     backend_functions.install()
     callbacks.install()
-    compiled_steps.install()
+    distributed_models.install()
     distributed_optimizers.install()
     files.install()
     gathered_functions.install()
@@ -62,11 +60,9 @@ def install() -> None:
     plain_classes.install()
     random.install()
     replica_attributes.install()
-    state_trees.install()
     stored_values.install()
     synchronized_norms.install()
     trackers.install()
-    train_steps.install()
     trainer.install()
     weights.install()
 
