@@ -1,4 +1,4 @@
-"""Hooks into the trainer: ``compile``, ``fit``, ``evaluate``, ``predict`` and the ``*_on_batch`` methods."""
+"""Trainer methods under our strategies: ``compile``, ``fit``, ``evaluate``, ``predict`` and the ``*_on_batch`` methods."""
 
 from __future__ import annotations
 
