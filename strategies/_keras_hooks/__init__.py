@@ -3,9 +3,10 @@
 Keras makes assumptions about ``tf.distribute`` that do not hold: that clipping commutes with summing over replicas,
 that all replicas have the same number of rows, that an iterator can be read ahead without loss. Keras' public
 interface cannot change them. Models, optimizers and callbacks of our strategies get subclasses of their classes
-(`distributed_models`, `distributed_optimizers`, `distributed_callbacks`), and the others are Keras' own. Where no object
-belongs to a strategy, functions of Keras are wrapped: every wrapper passes straight through unless the current strategy
-is one of this package's. Saved files contain nothing of either. Differences between the supported releases of Keras are in `keras_versions`, and nowhere else.
+(`distributed_models`, `distributed_optimizers`, `distributed_callbacks`); all others are Keras' own. Where no object
+belongs to a strategy, functions of Keras are wrapped: a wrapper passes straight through unless the current strategy is
+one of this package's. Saved files contain nothing of either. Differences between the supported releases of Keras are in
+`keras_versions`, and nowhere else.
 """
 
 import keras

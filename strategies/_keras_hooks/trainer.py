@@ -1,4 +1,4 @@
-"""Trainer methods under our strategies: ``compile``, ``fit``, ``evaluate``, ``predict`` and the ``*_on_batch`` methods."""
+"""Keras' trainer under our strategies: ``compile``, ``fit``, ``evaluate``, ``predict``, ``*_on_batch``, and steps."""
 
 from __future__ import annotations
 
@@ -51,13 +51,15 @@ _entered: contextvars.ContextVar[keras.Model | None] = contextvars.ContextVar("k
 
 
 def install() -> None:
-    """Wraps what models of no strategy call as well; ``distributed_models`` has the rest.
+    """Wraps what models of no strategy, and calls of ``keras.Model`` in place of ``super()``, come through.
 
-    They are refused in a strategy's scope. A program's class may also call ``keras.Model.compile(self, ...)`` or
-    ``keras.Model.fit(self, ...)`` in place of ``super()``, which passes by the methods of ``DistributedModel``.
+    Such models are refused in a strategy's scope. Such calls pass by the methods of ``DistributedModel``.
     """
+    # Optimizers and metrics given by name would be made for one device.
     wrap(keras_trainer.Trainer, "compile", _compile, in_step=False)
+    # The first call of Keras' `fit`, `evaluate`, `train_on_batch` and `test_on_batch`.
     wrap(keras_trainer.Trainer, "_assert_compile_called", _assert_compile_called, in_step=False)
+    # The only call in both Keras' `predict` and `predict_on_batch`.
     wrap(keras_tf_trainer.TensorFlowTrainer, "make_predict_function", _make_predict_function, in_step=False)
 
 
