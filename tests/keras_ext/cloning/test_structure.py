@@ -184,4 +184,4 @@ def test_a_model_of_a_users_class_stays_one() -> None:
     assert copy.beside is not model.beside
     np.testing.assert_allclose(copy.shown(vectors()), model.shown(vectors()), atol=1e-6)
     outer = keras.Sequential([keras.Input((6,)), model, L.Dense(3)])
-    assert type(parallelized(outer).layers[0]) is Named
+    assert parallelized(outer).layers[0].__class__ is Named

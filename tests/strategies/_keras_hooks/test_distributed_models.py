@@ -258,7 +258,7 @@ class ExplicitStep(Explicit):
         with tf.GradientTape() as tape:
             predicted = self(x, training=True)
             loss = keras.Model.compute_loss(self, x, y, predicted)
-        self._loss_tracker.update_state(loss)
+        self._loss_tracker.update_state(loss, sample_weight=tf.shape(x)[0])
         weights = self.trainable_variables
         self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
         keras.Model.compute_metrics(self, x, y, predicted)
