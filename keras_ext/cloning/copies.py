@@ -130,7 +130,7 @@ class Copies:
             return layer(*args, **kwargs)
 
         copy = cloned(model, self.get, None if isinstance(model, keras.Sequential) else call)
-        if not is_keras_class(type(model)):
+        if not is_keras_class(model.__class__):
             copy = self._with_own_class(model, copy)
         take_settings(model, copy)
         return copy
@@ -157,7 +157,7 @@ class Copies:
         )
 
     def _with_own_class(self, model: Any, copy: Any) -> Any:
-        cls: Any = type(model)
+        cls: Any = model.__class__
         new = cls.__new__(cls)
         # Keras' own `__init__`: the user's class may not take layers or a graph.
         base: Any = next(each for each in cls.__mro__ if is_keras_class(each))

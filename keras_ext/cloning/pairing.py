@@ -25,7 +25,7 @@ def pairs(old: Any, new: Any) -> list[tuple[Any, Any]]:
         found[id(one)] = (one, other)
         if is_graph(one) and is_graph(other):
             walk_all(one.layers, other.layers)
-        if type(one) is type(other) or isinstance(other, GatheredWeights):
+        if one.__class__ is other.__class__ or isinstance(other, GatheredWeights):
             walk_all(_layers_beside(one), _layers_beside(other))
         elif isinstance(other, SplitLayer):
             # A split layer holds the plain layer's inner layers under the same names, except those it does not need.

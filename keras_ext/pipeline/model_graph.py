@@ -35,8 +35,8 @@ def graph_of(given: Any) -> Any:
             "A pipeline is made of a Sequential or Functional model that is built, or of a list of layers. A "
             f"Sequential, and a list, begin with a keras.Input. Received: {given!r}."
         )
-    usual = keras.Sequential if isinstance(given, keras.Sequential) else type(graph)
-    own = [name for name in OWN_WAYS if getattr(type(given), name) is not getattr(usual, name)]
+    usual = keras.Sequential if isinstance(given, keras.Sequential) else graph.__class__
+    own = [name for name in OWN_WAYS if getattr(given.__class__, name) is not getattr(usual, name)]
     if own:
         raise ValueError(
             "A pipeline trains in its own way, and would not use a model's own one. Put a loss of your own into "

@@ -2,10 +2,11 @@
 
 Keras makes assumptions about ``tf.distribute`` that do not hold: that clipping commutes with summing over replicas,
 that all replicas have the same number of rows, that an iterator can be read ahead without loss. Keras' public
-interface cannot change them, so a few of its functions are wrapped. Every wrapper passes straight through unless the
-current strategy is one of this package's; other strategies, and Keras without one, are untouched. Optimizers need no
-wrappers: those made under our strategies get subclasses (`distributed_optimizers`). Saved files contain nothing
-of either. Differences between the supported releases of Keras are in `keras_versions`, and nowhere else.
+interface cannot change them. Models, optimizers and callbacks of our strategies get subclasses of their classes
+(`distributed_models`, `distributed_optimizers`, `distributed_callbacks`); all others are Keras' own. Where no object
+belongs to a strategy, functions of Keras are wrapped: a wrapper passes straight through unless the current strategy is
+one of this package's. Saved files contain nothing of either. Differences between the supported releases of Keras are in
+`keras_versions`, and nowhere else.
 """
 
 import keras
@@ -16,7 +17,7 @@ from strategies._keras_hooks import (
     all_reduces,
     backend_functions,
     callbacks,
-    compiled_steps,
+    distributed_models,
     distributed_optimizers,
     files,
     gathered_functions,
@@ -30,11 +31,9 @@ from strategies._keras_hooks import (
     plain_classes,
     random,
     replica_attributes,
-    state_trees,
     stored_values,
     synchronized_norms,
     trackers,
-    train_steps,
     trainer,
     weights,
 )
@@ -48,7 +47,7 @@ def install() -> None:
     all_reduces.install()
     backend_functions.install()
     callbacks.install()
-    compiled_steps.install()
+    distributed_models.install()
     distributed_optimizers.install()
     files.install()
     gathered_functions.install()
@@ -62,11 +61,9 @@ def install() -> None:
     plain_classes.install()
     random.install()
     replica_attributes.install()
-    state_trees.install()
     stored_values.install()
     synchronized_norms.install()
     trackers.install()
-    train_steps.install()
     trainer.install()
     weights.install()
 

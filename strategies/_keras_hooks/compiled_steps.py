@@ -24,7 +24,7 @@ from keras.src.backend.tensorflow import trainer as keras_tf_trainer
 from keras.src.trainers import trainer as keras_trainer
 
 from strategies._keras_hooks.gradients import for_optimizer
-from strategies._keras_hooks.wrapping import overrides, wrap
+from strategies._keras_hooks.wrapping import overrides
 from strategies.batches import shares
 from strategies.engine.engine import Engine, engine_of
 from strategies.steps.compiled_replica import NotCompilableError, compute
@@ -39,12 +39,6 @@ _STEPS = ("train_step", "test_step", "predict_step")
 # `_chosen`: models whose `jit_compile` was "auto". `_logged`: the reasons that were logged for a model.
 _chosen: weakref.WeakSet[keras.Model] = weakref.WeakSet()
 _logged: weakref.WeakKeyDictionary[keras.Model, set[str]] = weakref.WeakKeyDictionary()
-
-
-def install() -> None:
-    """Wraps Keras' steps; `train_steps` calls :func:`train_step`."""
-    wrap(keras_tf_trainer.TensorFlowTrainer, "test_step", _test_step)
-    wrap(keras_tf_trainer.TensorFlowTrainer, "predict_step", _predict_step)
 
 
 def note_request(model: keras.Model, jit_compile: bool | str) -> None:
@@ -111,10 +105,10 @@ def whole(model: keras.Model, step: Callable[[Any], Any]) -> Callable[[Any], Any
     return on_device_of_replica
 
 
-def train_step(original: Callable[..., Any], model: keras.Model, data: Any) -> Any:
+def train_step(original: Callable[[Any], Any], model: keras.Model, data: Any) -> Any:
     """Runs Keras' training step with each replica's own computation compiled; runs ``original`` if it cannot."""
     if not _is_compiled(model) or not model.trainable_weights:
-        return original(model, data)
+        return original(data)
 
     def replica(x: Any, y: Any, sample_weight: Any) -> Any:
         with tf.GradientTape() as tape:
@@ -129,16 +123,17 @@ def train_step(original: Callable[..., Any], model: keras.Model, data: Any) -> A
         outputs, loss, gradients = _computed(model, replica, (x, y, sample_weight))
     except NotCompilableError as reason:
         _log_reason(model, reason)
-        return original(model, data)
+        return original(data)
     _track(model, x, loss)
     weights = model.trainable_weights
     model.optimizer.apply_gradients(zip(for_optimizer(model.optimizer, gradients, weights), weights, strict=True))
     return model.compute_metrics(x, y, _with_metadata(outputs), sample_weight=sample_weight)
 
 
-def _test_step(original: Callable[..., Any], model: keras.Model, data: Any) -> Any:
+def test_step(original: Callable[[Any], Any], model: keras.Model, data: Any) -> Any:
+    """Runs Keras' test step as :func:`train_step` runs the training step."""
     if not _is_compiled(model):
-        return original(model, data)
+        return original(data)
 
     def replica(x: Any, y: Any, sample_weight: Any) -> Any:
         predicted = _called(model, x, training=False)
@@ -150,21 +145,22 @@ def _test_step(original: Callable[..., Any], model: keras.Model, data: Any) -> A
         outputs, loss = _computed(model, replica, (x, y, sample_weight))
     except NotCompilableError as reason:
         _log_reason(model, reason)
-        return original(model, data)
+        return original(data)
     _track(model, x, loss)
     return model.compute_metrics(x, y, _with_metadata(outputs), sample_weight=sample_weight)
 
 
-def _predict_step(original: Callable[..., Any], model: keras.Model, data: Any) -> Any:
+def predict_step(original: Callable[[Any], Any], model: keras.Model, data: Any) -> Any:
+    """Runs Keras' predict step as :func:`train_step` runs the training step."""
     if not _is_compiled(model):
-        return original(model, data)
+        return original(data)
     x, _, _ = keras.utils.unpack_x_y_sample_weight(data)
     try:
         [predicted] = _computed(model, lambda x: [_called(model, x, training=False)], (x,))
         return predicted
     except NotCompilableError as reason:
         _log_reason(model, reason)
-        return original(model, data)
+        return original(data)
 
 
 def _is_compiled(model: keras.Model) -> bool:

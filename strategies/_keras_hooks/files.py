@@ -12,7 +12,7 @@ import pathlib
 import tempfile
 import threading
 from collections.abc import Callable
-from typing import Concatenate
+from typing import Any, Concatenate
 
 import keras
 import tensorflow as tf
@@ -37,7 +37,6 @@ def install() -> None:
     wrap(saving_lib, "save_model", _save, in_step=False)
     wrap(saving_lib, "save_weights_only", _save, in_step=False)
     wrap(legacy_h5_format, "save_model_to_hdf5", _save_legacy, in_step=False)
-    wrap(keras.Model, "export", _export, in_step=False)
     wrap(saving_lib.H5IOStore, "_get_h5_file", _get_h5_file, in_step=False)
     wrap(saving_lib, "is_memory_sufficient", _is_memory_sufficient, in_step=False)
     wrap(saving_api, "load_weights", _load_weights, in_step=False)
@@ -102,9 +101,11 @@ def _plain_form(model: keras.Model) -> keras.Model:
     variables = [*model.variables, *(model.optimizer.variables if model.optimizer is not None else ())]
     layers = model._flatten_layers()
     has_parts = any(whole is not own for whole, own in zip(joined(variables), variables, strict=False))
-    if not has_parts and all(map(is_plain, map(type, layers))):
+    # The classes that the program chose: a model of our strategies has a subclass.
+    classes = [layer.__class__ for layer in layers]
+    if not has_parts and all(map(is_plain, classes)):
         return model
-    own = {type(layer).__name__: type(layer) for layer in layers if is_plain(type(layer))}
+    own = {cls.__name__: cls for cls in classes if is_plain(cls)}
 
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder) / "model.keras"
@@ -146,26 +147,22 @@ def _get_h5_file(
     return original(store, open_late(path_or_io, mode) or path_or_io, mode)
 
 
-def _export(
-    original: Callable[Concatenate[keras.Model, object, Rest], Result],
-    model: keras.Model,
-    filepath: object,
-    *args: Rest.args,
-    **kwargs: Rest.kwargs,
-) -> Result | None:
-    def export(model: keras.Model, path: object, /, *args: Rest.args, **kwargs: Rest.kwargs) -> Result:
+def export(model: keras.Model, filepath: object, *args: Any, **kwargs: Any) -> Any:
+    """Exports a model as ``keras.Model.export`` does; of several processes rank 0 writes, and exports whole weights."""
+
+    def write(model: keras.Model, path: object, /, *args: Any, **kwargs: Any) -> Any:
         # If other processes own some of the weights, no process can run the graph of the model.
         is_whole = all(owns_all(variable.value) for variable in model.variables)
         exported = model if is_whole else _plain_form(model)
         # Some formats require a model that was called.
         exported._called = model._called
-        return original(exported, path, *args, **kwargs)
+        return keras.Model.export(exported, path, *args, **kwargs)
 
     engine = _engine(model)
     if engine is not None and str(filepath).endswith(".xml"):
         # OpenVINO writes a second file of the same name beside it.
-        return drive(engine, variables_of(model), lambda: export(model, filepath, *args, **kwargs))
-    return _save(export, model, filepath, *args, **kwargs)
+        return drive(engine, variables_of(model), lambda: write(model, filepath, *args, **kwargs))
+    return _save(write, model, filepath, *args, **kwargs)
 
 
 def _is_memory_sufficient(original: Callable[[keras.Model], bool], model: keras.Model) -> bool:

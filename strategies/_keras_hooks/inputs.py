@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import contextvars
 from collections.abc import Callable
 from typing import Any
 
 import keras
 import tensorflow as tf
 from keras.src.backend.tensorflow import trainer as keras_tf_trainer
-from keras.src.trainers import data_adapters, epoch_iterator
+from keras.src.trainers import data_adapters
 from keras.src.trainers.data_adapters import array_data_adapter, py_dataset_adapter, tf_dataset_adapter
 
+from strategies._keras_hooks.subclasses import become
 from strategies._keras_hooks.wrapping import wrap
 from strategies.batches.agreed_dataset import AgreedDataset
 from strategies.batches.compared_dataset import ComparedDataset
@@ -22,16 +22,9 @@ from strategies.engine.seeds import agree_on_random_state
 
 
 def install() -> None:
-    """Wraps Keras' epoch iterator, and the adapters that make datasets for it."""
+    """Wraps the constructor of Keras' epoch iterator, and its check for datasets."""
     wrap(keras_tf_trainer.TFEpochIterator, "__init__", _epoch_iterator, in_step=False)
-    wrap(epoch_iterator.EpochIterator, "reset", _reset, in_step=False)
     wrap(data_adapters, "is_tf_dataset", _is_dataset, in_step=False)
-    for adapter in (array_data_adapter.ArrayDataAdapter, py_dataset_adapter.PyDatasetAdapter):
-        wrap(adapter, "get_tf_dataset", _dataset_of_known_length, in_step=False)
-
-
-# True while an adapter makes a dataset that will be sharded among processes.
-_shared_out: contextvars.ContextVar[bool] = contextvars.ContextVar("keras_strategies_shared_out", default=False)
 
 
 def _epoch_iterator(
@@ -41,19 +34,22 @@ def _epoch_iterator(
     **kwargs: Any,
 ) -> None:
     engine = engine_of(distribute_strategy)
-    is_shared_out = engine is not None and engine.num_processes > 1
-    if engine is not None and is_shared_out and isinstance(kwargs.get("x"), keras.utils.PyDataset):
-        # Keras shuffles its batches by Python's generator, and its own code mostly uses numpy's.
-        agree_on_random_state(engine.process_group)
-    token = _shared_out.set(is_shared_out)
-    try:
+    if distribute_strategy is None or engine is None:
         original(iterator, distribute_strategy, **kwargs)
-    finally:
-        _shared_out.reset(token)
+        return
+    become(iterator, DistributedIterator)
+    if engine.num_processes == 1:
+        original(iterator, distribute_strategy, **kwargs)
+    else:
+        if isinstance(kwargs.get("x"), keras.utils.PyDataset):
+            # Keras shuffles its batches by Python's generator, and its own code mostly uses numpy's.
+            agree_on_random_state(engine.process_group)
+        original(iterator, _WithKnownLength(distribute_strategy, iterator), **kwargs)
+        iterator._distribute_strategy = distribute_strategy
     if isinstance(iterator._distributed_dataset, (AgreedDataset, ComparedDataset)):
         are_arrays = isinstance(iterator.data_adapter, array_data_adapter.ArrayDataAdapter)
         iterator._distributed_dataset.compare_next(are_arrays=are_arrays)
-    if engine is not None and _may_read_ahead(iterator, engine):
+    if _may_read_ahead(iterator, engine):
         iterator._distributed_dataset = ReadAheadDataset(iterator._distributed_dataset, engine.layout.devices)
 
 
@@ -87,27 +83,44 @@ def _is_read_by_us_alone(iterator: keras_tf_trainer.TFEpochIterator, dataset: tf
     return is_known and not reads_generator(getattr(dataset, "dataset", dataset))
 
 
-def _reset(original: Callable[..., None], iterator: epoch_iterator.EpochIterator) -> None:
-    """Sets the job's number of batches: Keras counts those of this process' dataset, and others may have more."""
-    original(iterator)
-    dataset = getattr(iterator, "_distributed_dataset", None)
-    dataset = dataset.dataset if isinstance(dataset, ReadAheadDataset) else dataset
-    if isinstance(dataset, AgreedDataset):
-        iterator._num_batches = dataset.num_batches
+class DistributedIterator(keras_tf_trainer.TFEpochIterator):
+    """An epoch iterator of one of our strategies."""
+
+    def reset(self) -> None:
+        """Sets the job's number of batches: Keras counts those of this process' dataset, and others may have more."""
+        super().reset()
+        dataset = getattr(self, "_distributed_dataset", None)
+        dataset = dataset.dataset if isinstance(dataset, ReadAheadDataset) else dataset
+        if isinstance(dataset, AgreedDataset):
+            self._num_batches = dataset.num_batches
+
+
+class _WithKnownLength:
+    """Stands in for the strategy in the constructor of an epoch iterator, which makes a dataset of arrays.
+
+    The dataset gets the length that Keras' adapter knows, of arrays or of a ``PyDataset``. Without it, processes would
+    have to agree at every step, and Keras would warn at the end of the last epoch.
+
+    Args:
+        strategy: the strategy that distributes the dataset.
+        iterator: the epoch iterator.
+    """
+
+    def __init__(self, strategy: tf.distribute.Strategy, iterator: keras_tf_trainer.TFEpochIterator) -> None:
+        self._strategy, self._iterator = strategy, iterator
+
+    def experimental_distribute_dataset(self, dataset: tf.data.Dataset) -> Any:
+        """Returns the dataset, distributed."""
+        adapter = self._iterator.data_adapter
+        if isinstance(adapter, _ADAPTERS) and adapter.num_batches is not None:
+            dataset = dataset.apply(tf.data.experimental.assert_cardinality(adapter.num_batches))
+        return self._strategy.experimental_distribute_dataset(dataset)
+
+
+#: Adapters of data that is no dataset, but has a length.
+_ADAPTERS = (array_data_adapter.ArrayDataAdapter, py_dataset_adapter.PyDatasetAdapter)
 
 
 def _is_dataset(original: Callable[[object], bool], value: object) -> bool:
     """Returns True also for `AgreedDataset`: Keras recognizes distributed datasets by TensorFlow's class names."""
     return isinstance(value, AgreedDataset) or bool(original(value))
-
-
-def _dataset_of_known_length(
-    original: Callable[..., tf.data.Dataset], adapter: data_adapters.DataAdapter
-) -> tf.data.Dataset:
-    """Sets the cardinality of Keras' dataset of arrays, or of a ``PyDataset``, to the length that the adapter knows.
-
-    Without it, processes would have to agree at every step, and Keras would warn at the end of the last epoch.
-    """
-    dataset = original(adapter)
-    length = adapter.num_batches if _shared_out.get() else None
-    return dataset if length is None else dataset.apply(tf.data.experimental.assert_cardinality(length))

@@ -16,12 +16,12 @@ that a layer adds may be a sum over rows: it is divided by the weight first.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from typing import Any, Concatenate
+from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src.backend.tensorflow import trainer as keras_tf_trainer
 from keras.src.losses import loss as keras_loss
 from keras.src.losses import losses as keras_losses
 from keras.src.trainers import trainer as keras_trainer
@@ -42,8 +42,6 @@ def install() -> None:
     wrap(keras_loss, "unscale_loss_for_distribution", _unscale)
     wrap(keras_loss, "reduce_weighted_values", _reduce)
     wrap(keras_losses, "convert_binary_labels_to_hinge", _as_signs)
-    wrap(keras_trainer.Trainer, "compute_loss", _compute_loss)
-    wrap(keras_tf_trainer.TensorFlowTrainer, "_aggregate_additional_loss", _added_loss)
 
 
 def _as_signs(original: Callable[[tf.Tensor], tf.Tensor], y_true: tf.Tensor) -> tf.Tensor:
@@ -53,10 +51,16 @@ def _as_signs(original: Callable[[tf.Tensor], tf.Tensor], y_true: tf.Tensor) -> 
     return signs if dependence is None else mark(signs, dependence.kind(y_true))
 
 
-def wrap_compute_loss(model_class: type) -> None:
-    """Wraps ``compute_loss`` in the class that defines it, so that the whole result is weighted."""
-    owner = next(cls for cls in model_class.__mro__ if "compute_loss" in vars(cls))
-    wrap(owner, "compute_loss", _compute_loss)
+def wrap_compute_loss(model: keras.Model) -> None:
+    """Wraps ``compute_loss`` in the program's class that overrides it, so that the whole result is weighted."""
+    owner = next(cls for cls in model.__class__.__mro__ if "compute_loss" in vars(cls))
+    # `DistributedModel` overrides Keras' own.
+    if owner is not keras_trainer.Trainer:
+        wrap(owner, "compute_loss", _overridden)
+
+
+def _overridden(original: Callable[..., tf.Tensor], model: keras.Model, *args: Any, **kwargs: Any) -> tf.Tensor:
+    return compute_loss(functools.partial(original, model), model, *args, **kwargs)
 
 
 def _emit(value: tf.Tensor, share: shares.Share) -> tf.Tensor:
@@ -134,31 +138,37 @@ def _own_count(
     return None if merged is None else tf.reduce_sum(tf.cast(merged, dtype))
 
 
-def _compute_loss(
-    original: Callable[Concatenate[keras.Model, Rest], tf.Tensor],
-    model: keras.Model,
-    *args: Rest.args,
-    **kwargs: Rest.kwargs,
+def compute_loss(
+    original: Callable[Rest, tf.Tensor], model: keras.Model, *args: Rest.args, **kwargs: Rest.kwargs
 ) -> tf.Tensor:
+    """Returns the loss of a replica's rows, weighted as the module says.
+
+    Args:
+        original: ``compute_loss`` of the model's class or of Keras.
+        model: the model.
+        *args: the arguments of `original`.
+        **kwargs: the arguments of `original`.
+    """
     share = shares.current()
     if share is None or share.raw_losses:
-        return original(model, *args, **kwargs)
+        return original(*args, **kwargs)
     predicted: Any = kwargs.get("y_pred", args[2] if len(args) > 2 else None)
     if share.num_replicas > 1 and share.in_trainer:
         dependence = shares.current_dependence()
         if warn_of_mixed_rows(predicted, dependence, f"What {model.name!r} computes for a row"):
             dependence.take_as_rows(predicted)
     with shares.changed(raw_losses=True):
-        value = tf.convert_to_tensor(original(model, *args, **kwargs))
+        value = tf.convert_to_tensor(original(*args, **kwargs))
     if share.num_replicas > 1:
         subject = f"What compute_loss of {type(model).__name__} returns"
         warn_of(share.dependence.kind(value), subject, value, share.dependence)
     return _emit(share.as_mean(value), share)
 
 
-def _added_loss(original: Callable[..., tf.Tensor], model: keras.Model, loss: tf.Tensor) -> tf.Tensor:
+def add_loss(original: Callable[[tf.Tensor], tf.Tensor], model: keras.Model, loss: tf.Tensor) -> tf.Tensor:
+    """Returns a loss that a layer adds as a term of the model's loss; ``original`` is Keras' own conversion."""
     share = shares.current()
     if share is None or share.num_replicas == 1:
-        return original(model, loss)
+        return original(loss)
     warn_of(share.dependence.kind(loss), f"A loss that a layer of {model.name!r} adds", loss, share.dependence)
-    return original(model, share.as_mean(loss))
+    return original(share.as_mean(loss))

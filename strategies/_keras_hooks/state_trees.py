@@ -12,16 +12,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from strategies._keras_hooks.wrapping import wrap
 from strategies.replica.owners import spans_processes
 from strategies.replica.splitting import SplitWeight, value_of
 from strategies.replica.whole_weights import joined
-
-
-def install() -> None:
-    """Wraps the methods that make trees of lists of variables, and that assign trees to them."""
-    wrap(keras.Model, "_create_nested_dict", _create, in_step=False)
-    wrap(keras.Model, "_assign_variable_values", _assign, in_step=False)
 
 
 class _Whole:
@@ -43,16 +36,18 @@ class _Whole:
         return value_of(self._whole)
 
 
-def _create(
+def create(
     original: Callable[..., dict[str, Any]], model: keras.Model, variables: Sequence[Any], value_format: str
 ) -> dict[str, Any]:
-    return original(model, _named(model, variables), value_format)
+    """Returns the tree of a model's variables; ``original`` makes one of the variables that it gets."""
+    return original(_named(model, variables), value_format)
 
 
-def _assign(
+def assign(
     original: Callable[..., None], model: keras.Model, variables: Sequence[Any], values: Mapping[str, Any]
 ) -> None:
-    original(model, _named(model, variables), values)
+    """Assigns values to a model's variables by path; ``original`` does so for the variables that it gets."""
+    original(_named(model, variables), values)
 
 
 def _named(model: keras.Model, variables: Sequence[Any]) -> Sequence[Any]:

@@ -7,6 +7,7 @@ made once per class, and our methods come right before those of the class of Ker
     a user's ModelCheckpoint       TheirCheckpoint, DistributedCheckpoint, ModelCheckpoint
 
 So overrides in a user's class run as in plain Keras. ``instance.__class__`` remains the class that the program chose.
+The subclass is not announced to ``__init_subclass__`` of the program's classes, which may register what it declares.
 """
 
 from __future__ import annotations
@@ -15,30 +16,51 @@ import types
 from typing import Any
 
 
+class _Unannounced:
+    """Keeps Python from calling ``__init_subclass__`` of the classes behind it."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        pass
+
+
 def subclass(cls: type, ours: type, *outermost: type) -> type:
-    """Returns the subclass of a class that has our methods.
+    """Returns the subclass of a class that has our methods; the class itself if it has them.
 
     Args:
         cls: the class that the program chose.
         ours: a class with our methods, derived from a class of Keras from which `cls` derives.
         outermost: classes whose methods come before those of `cls`.
     """
-    bases = (*outermost, ours) if issubclass(ours, cls) else (*outermost, cls, ours)
+    if issubclass(cls, ours):
+        return cls
+    first = (_Unannounced, *outermost)
+    bases = (*first, ours) if issubclass(ours, cls) else (*first, cls, ours)
     # Python knows a class' subclasses without keeping them alive.
-    subclasses: list[type] = bases[len(outermost)].__subclasses__()
+    subclasses: list[type] = bases[len(first)].__subclasses__()
     for known in subclasses:
         if known.__bases__ == bases:
             return known
 
+    def chosen(instance: Any) -> type:
+        # A program may derive a class of its own from `type(model)`.
+        return cls if type(instance) is made else type(instance)
+
+    def choose(instance: Any, other: type) -> None:
+        _set_class(instance, subclass(other, ours, *outermost))
+
     def fill(namespace: dict[str, Any]) -> None:
         namespace |= {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
-        namespace["__class__"] = property(lambda _: cls)
+        namespace["__class__"] = property(chosen, choose)
 
-    return types.new_class(cls.__name__, bases, exec_body=fill)
+    made = types.new_class(cls.__name__, bases, exec_body=fill)
+    return made
 
 
 def become(instance: Any, cls: type) -> None:
     """Sets the class of an object, unless it has that class: ``type(optimizer).from_config`` makes one that has."""
     if type(instance) is not cls:
-        # Not by setattr: Keras would track the value.
-        object.__setattr__(instance, "__class__", cls)
+        _set_class(instance, cls)
+
+
+#: Sets an object's class. Not by setattr: Keras would track the value, and our subclasses have a setter of their own.
+_set_class = vars(object)["__class__"].__set__

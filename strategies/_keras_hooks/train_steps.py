@@ -14,28 +14,29 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src.backend.tensorflow import trainer as keras_tf_trainer
 from keras.src.metrics import reduction_metrics
 from keras.src.optimizers import base_optimizer
 from keras.src.trainers import trainer as keras_trainer
 
 from strategies._keras_hooks import compiled_steps, distributed_optimizers, gradients
-from strategies._keras_hooks.wrapping import overrides, wrap
+from strategies._keras_hooks.wrapping import overrides
 from strategies.batches import shares
 from strategies.engine.engine import engine_of
 
 
-def install() -> None:
-    """Wraps the training step."""
-    wrap(keras_tf_trainer.TensorFlowTrainer, "train_step", _train_step)
+def run(original: Callable[[Any], Any], model: keras.Model, data: Any) -> Any:
+    """Runs Keras' training step of a replica.
 
-
-def _train_step(original: Callable[[keras.Model, Any], Any], model: keras.Model, data: Any) -> Any:
+    Args:
+        original: Keras' own ``train_step`` of the model.
+        model: the model.
+        data: the replica's rows.
+    """
     with gradients.in_keras_step(model):
         return _step(original, model, data)
 
 
-def _step(original: Callable[[keras.Model, Any], Any], model: keras.Model, data: Any) -> Any:
+def _step(original: Callable[[Any], Any], model: keras.Model, data: Any) -> Any:
     engine = engine_of(tf.distribute.get_strategy())
     share = shares.current()
     if engine is None or engine.layout.num_processes == 1 or share is None or not share.in_trainer:

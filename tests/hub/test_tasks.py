@@ -45,7 +45,7 @@ def test_a_task_goes_on_as_it_was_compiled() -> None:
         if split:
             with mesh_strategy({"tensor": 2}).scope():
                 model = keras_ext.parallelize(model)
-        assert type(model) is keras_hub.models.GPT2CausalLM
+        assert model.__class__ is keras_hub.models.GPT2CausalLM
         results.append([*trained(model), model.generate({**PROMPT}, stop_token_ids=None)["token_ids"]])
     for mine, theirs in zip(*reversed(results), strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=0, atol=1e-6)

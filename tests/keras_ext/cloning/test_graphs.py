@@ -104,7 +104,7 @@ def test_weights_that_a_model_itself_holds_are_trained_in_its_copy() -> None:
         each.compile("sgd", "mse")
         each.train_on_batch(vectors(), vectors()[:, :4])
     assert_like(copy, model, vectors(), atol=1e-6)
-    assert type(copy) is Marked
+    assert copy.__class__ is Marked
     assert copy.mark is not model.mark
     # Also nested in another model.
     outer = keras.Sequential([keras.Input((6,)), model, L.Dense(3)])

@@ -175,7 +175,7 @@ def test_a_model_of_a_users_class_stays_one() -> None:
     keras.utils.set_random_seed(1)
     model = Named(6, name="own")
     copy = parallelized(model)
-    assert type(copy) is Named
+    assert copy.__class__ is Named
     assert (copy.name, copy.units, copy.get_config()) == ("own", 6, model.get_config())
     assert_like(copy, model, vectors())
     assert copy.tower is copy.layers[1]
@@ -184,4 +184,4 @@ def test_a_model_of_a_users_class_stays_one() -> None:
     assert copy.beside is not model.beside
     np.testing.assert_allclose(copy.shown(vectors()), model.shown(vectors()), atol=1e-6)
     outer = keras.Sequential([keras.Input((6,)), model, L.Dense(3)])
-    assert type(parallelized(outer).layers[0]) is Named
+    assert parallelized(outer).layers[0].__class__ is Named

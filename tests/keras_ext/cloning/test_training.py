@@ -116,7 +116,7 @@ def test_a_compile_of_the_class_own(before: int) -> None:
         trained(each, before)
     with strategies.MirroredStrategy(["CPU:0", "CPU:1"], mesh={"tensor": 2}).scope():
         other = keras_ext.parallelize(plain)
-    assert type(other) is TwoRates
+    assert other.__class__ is TwoRates
     np.testing.assert_array_equal(other.hints[0](X), teacher(X))
     assert other.rates["body"] is other.optimizer is not plain.optimizer
     assert other.rates["head"] is not plain.rates["head"]
@@ -155,7 +155,7 @@ def test_a_class_of_sequential_models() -> None:
         if strategy:
             with strategy.scope():
                 model = keras_ext.parallelize(model)
-        assert type(model) is Doubled
+        assert model.__class__ is Doubled
         assert model.rate == 0.1
         results.append(model.fit(X, Y, batch_size=4, shuffle=False, verbose=0).history["loss"])
     np.testing.assert_allclose(results[1], results[0], rtol=0, atol=TOLERANCE)

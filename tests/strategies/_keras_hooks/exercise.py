@@ -173,7 +173,7 @@ def everything(folder: Path) -> None:
     optimizer.set_weights([np.asarray(variable) for variable in optimizer.variables])
     model.save(folder / "model.keras")
     model.save(folder / "model.h5")
-    pickle.dumps(optimizer)
+    pickle.dumps([model, optimizer])
     model.save_weights(folder / "model.weights.h5")
     model.load_weights(folder / "model.weights.h5")
     keras.saving.load_weights(model, folder / "model.weights.h5")

@@ -8,8 +8,10 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import keras
+from keras.src.models.functional import Functional
+from keras.src.trainers.epoch_iterator import EpochIterator
 
-from strategies._keras_hooks import distributed_callbacks, distributed_optimizers
+from strategies._keras_hooks import distributed_callbacks, distributed_models, distributed_optimizers, inputs
 from strategies._keras_hooks.subclasses import subclass
 
 
@@ -41,11 +43,12 @@ def changes(known: Mapping[str, str], found: Mapping[str, str], ours: Mapping[st
 
 
 def overriding_methods() -> Iterator[tuple[type, str, Callable[..., Any]]]:
-    """Yields class, name and function of each method of the classes that distribute optimizers and callbacks."""
-    plain = (keras.Optimizer, keras.callbacks.Callback)
-    for cls in [*vars(distributed_optimizers).values(), *vars(distributed_callbacks).values()]:
-        if isinstance(cls, type) and issubclass(cls, plain) and cls.__module__.startswith("strategies."):
-            yield from ((cls, name, each) for name, each in vars(cls).items() if inspect.isfunction(each))
+    """Yields class, name and function of each method of the classes that distribute objects of Keras' classes."""
+    plain = (keras.Model, keras.Optimizer, keras.callbacks.Callback, EpochIterator)
+    for module in (distributed_models, distributed_optimizers, distributed_callbacks, inputs):
+        for cls in vars(module).values():
+            if isinstance(cls, type) and issubclass(cls, plain) and cls.__module__.startswith("strategies."):
+                yield from ((cls, name, each) for name, each in vars(cls).items() if inspect.isfunction(each))
 
 
 def overridden() -> dict[str, tuple[Callable[..., Any], str]]:
@@ -57,6 +60,8 @@ def overridden() -> dict[str, tuple[Callable[..., Any], str]]:
         if hasattr(keras.optimizers, name)
     ]
     made += [subclass(plain, ours) for plain, ours in distributed_callbacks._CLASSES.items()]
+    made += [subclass(plain, distributed_models.DistributedModel) for plain in (Functional, keras.Sequential)]
+    made.append(inputs.DistributedIterator)
     found = {}
     for order in [cls.__mro__ for cls in made]:
         for ours, name, _ in overriding_methods():
