@@ -8,8 +8,8 @@ A model that is made under one of our strategies gets a subclass of its class, s
 Models of no strategy, or of another one, are Keras' own. ``model.__class__`` remains the class that the program chose:
 files, configs and copies are those of plain Keras. What each method does is in the module that it calls.
 
-A program's class may call ``keras.Model.train_step(self, data)`` in place of ``super().train_step(data)``, which passes
-by these methods. Gradients are then summed where the tape returns them, metrics one by one where they are read, and
+A program's class may call ``keras.Model.train_step(self, data)`` in place of ``super().train_step(data)``, which skips
+these methods. Gradients are then summed where the tape returns them, metrics one by one where they are read, and
 losses are weighted one by one: the numbers are the same. ``trainer`` hooks the methods for which they would not be.
 """
 

@@ -96,10 +96,10 @@ class DistributedIterator(keras_tf_trainer.TFEpochIterator):
 
 
 class _WithKnownLength:
-    """Stands in for the strategy in the constructor of an epoch iterator, which makes a dataset of arrays.
+    """A strategy as the constructor of an epoch iterator uses it; sets the length of datasets that Keras makes.
 
-    The dataset gets the length that Keras' adapter knows, of arrays or of a ``PyDataset``. Without it, processes would
-    have to agree at every step, and Keras would warn at the end of the last epoch.
+    Keras' adapter knows the length of arrays and of a ``PyDataset``, and its dataset does not. Without the length,
+    processes would have to agree at every step, and Keras would warn at the end of the last epoch.
 
     Args:
         strategy: the strategy that distributes the dataset.

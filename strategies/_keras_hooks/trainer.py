@@ -51,9 +51,10 @@ _entered: contextvars.ContextVar[keras.Model | None] = contextvars.ContextVar("k
 
 
 def install() -> None:
-    """Wraps what models of no strategy, and calls of ``keras.Model`` in place of ``super()``, come through.
+    """Wraps the methods that two programs call without a method of ``DistributedModel``.
 
-    Such models are refused in a strategy's scope. Such calls pass by the methods of ``DistributedModel``.
+    One uses a model of no strategy in a strategy's scope, and is refused. The other's class calls
+    ``keras.Model.fit(self, ...)`` in place of ``super().fit(...)``.
     """
     # Optimizers and metrics given by name would be made for one device.
     wrap(keras_trainer.Trainer, "compile", _compile, in_step=False)
@@ -102,17 +103,17 @@ def _check_entered(model: keras.Model, method_name: str | None = None) -> None:
         method_name: the name of Keras' method, if it can be refused.
 
     Raises:
-        ValueError: the model was made under no strategy; or a job of several processes passes by :func:`enter`, where
-            they compare their calls, and tell each other of errors.
+        ValueError: the model was made under no strategy; or this is one of several processes, which compare their calls
+            and report errors to each other in :func:`enter`.
     """
     engine = engine_of(model.distribute_strategy)
     if engine is None or _entered.get() is model:
         return
     if model._distribute_strategy is not None and method_name is not None and engine.agreement is not None:
         raise ValueError(
-            f"In a job of several processes, keras.Model.{method_name} compares their calls only where it is called as "
-            f"a method of the model. Call super().{method_name}(...) in place of keras.Model.{method_name}(self, ...). "
-            f"Received: {model.name!r}, of class {type(model).__name__}."
+            f"The processes of a job compare their calls of {method_name} and report errors to each other; a call of "
+            f"keras.Model.{method_name}(self, ...) skips that. Call super().{method_name}(...) in place of "
+            f"keras.Model.{method_name}(self, ...). Received: {model.name!r}, of class {type(model).__name__}."
         )
     compiled_steps.choose_if_never_compiled(model, engine)
     _check(model, model.distribute_strategy)
