@@ -200,7 +200,7 @@ class Added(keras.layers.Layer):
 
 
 class Explicit(keras.Model):
-    """Overrides everything, and calls ``keras.Model``, as older programs do, in place of ``super()``."""
+    """Overrides steps, and calls ``keras.Model``, as older programs do, in place of ``super()``."""
 
     def __init__(self) -> None:
         keras.Model.__init__(self)
@@ -213,6 +213,22 @@ class Explicit(keras.Model):
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
         keras.Model.compile(self, *args, **kwargs)
+
+    def train_step(self, data: Any) -> Any:
+        return keras.Model.train_step(self, data)
+
+    def test_step(self, data: Any) -> Any:
+        return keras.Model.test_step(self, data)
+
+    def predict_step(self, data: Any) -> Any:
+        return keras.Model.predict_step(self, data)
+
+    def get_metrics_result(self) -> Any:
+        return keras.Model.get_metrics_result(self)
+
+
+class ExplicitEntries(Explicit):
+    """Overrides ``fit`` and its like, too."""
 
     def fit(self, *args: Any, **kwargs: Any) -> Any:
         return keras.Model.fit(self, *args, **kwargs)
@@ -229,20 +245,8 @@ class Explicit(keras.Model):
     def make_predict_function(self, force: bool = False) -> Any:
         return keras.Model.make_predict_function(self, force)
 
-    def train_step(self, data: Any) -> Any:
-        return keras.Model.train_step(self, data)
 
-    def test_step(self, data: Any) -> Any:
-        return keras.Model.test_step(self, data)
-
-    def predict_step(self, data: Any) -> Any:
-        return keras.Model.predict_step(self, data)
-
-    def get_metrics_result(self) -> Any:
-        return keras.Model.get_metrics_result(self)
-
-
-class ExplicitLoss(Explicit):
+class ExplicitLoss(ExplicitEntries):
     """Adds terms to the loss, without the argument `training`."""
 
     def compute_loss(self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None) -> Any:
@@ -250,7 +254,7 @@ class ExplicitLoss(Explicit):
         return loss + 0.1 * keras.ops.mean(keras.ops.square(y_pred))
 
 
-class ExplicitStep(Explicit):
+class ExplicitStep(ExplicitEntries):
     """Calls Keras' loss, and Keras' metrics, in a step of its own."""
 
     def train_step(self, data: Any) -> Any:
@@ -266,7 +270,8 @@ class ExplicitStep(Explicit):
 
 
 @pytest.mark.parametrize(
-    ("cls", "jit_compile"), [(Explicit, False), (Explicit, True), (ExplicitLoss, False), (ExplicitStep, False)]
+    ("cls", "jit_compile"),
+    [(ExplicitEntries, False), (ExplicitEntries, True), (ExplicitLoss, False), (ExplicitStep, False)],
 )
 def test_calls_of_keras_model_in_place_of_super(cls: Any, jit_compile: bool) -> None:
     def make() -> Any:
@@ -287,7 +292,7 @@ def test_calls_of_keras_model_in_place_of_super(cls: Any, jit_compile: bool) -> 
 
 def test_parts_of_such_a_model_are_made_and_checked_too() -> None:
     with mirrored().scope():
-        model, other = Explicit(), Explicit()
+        model, other = ExplicitEntries(), ExplicitEntries()
     # Keras makes them by their names.
     model.compile("adam", "mse", metrics=["mae"])
     model.fit(X, Y, verbose=0)
@@ -302,7 +307,7 @@ def test_parts_of_such_a_model_are_made_and_checked_too() -> None:
 def test_between_processes_they_are_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     strategy = mirrored()
     with strategy.scope():
-        model = Explicit()
+        model = ExplicitEntries()
         model.compile("sgd", "mse")
     monkeypatch.setattr(strategy.extended.engine, "agreement", object())
     with pytest.raises(ValueError, match=rf"Call super\(\).{name}\(...\) in place of keras.Model.{name}\(self, ...\)"):

@@ -16,6 +16,7 @@ import pytest
 import tensorflow as tf
 
 import strategies
+import tests.strategies._keras_hooks.test_distributed_models as models
 import tests.strategies.steps.test_state_writes as state
 from strategies._keras_hooks import callbacks as hooked
 from strategies._keras_hooks.input_bottleneck import SlowInputWarning
@@ -34,6 +35,30 @@ from tests.strategies.processes.ranks import (
 
 # Keras warns of every dataset of unknown length, with or without a strategy.
 pytestmark = pytest.mark.filterwarnings("ignore:Your input ran out of data")
+
+
+class TestCallsOfKerasModel:
+    """A class calls ``keras.Model.train_step(self, data)`` in place of ``super().train_step(data)``."""
+
+    def test_steps_are_those_of_one_device(self) -> None:
+        def trained(scope: Any) -> list[Any]:
+            keras.utils.set_random_seed(2)
+            with scope:
+                model = models.Explicit()
+                model.compile(keras.optimizers.Adam(0.01, clipnorm=1.0), "mse", metrics=["mae", "r2_score"])
+            options: dict[str, Any] = {"batch_size": 5, "verbose": 0}
+            history = model.fit(models.X, models.Y, epochs=2, shuffle=False, **options).history
+            return [*history.values(), *model.evaluate(models.X, models.Y, **options), *model.get_weights()]
+
+        for ours, plain in zip(trained(strategy().scope()), trained(contextlib.nullcontext()), strict=True):
+            np.testing.assert_allclose(ours, plain, rtol=1e-6, atol=1e-6)
+
+    def test_fit_is_refused(self) -> None:
+        with strategy().scope():
+            model = models.ExplicitEntries()
+            model.compile("sgd", "mse")
+        with pytest.raises(ValueError, match=r"super\(\).fit\(...\) in place of keras.Model.fit\(self, ...\)"):
+            model.fit(models.X, models.Y, verbose=0)
 
 
 class TestWaiting:
