@@ -41,7 +41,23 @@ def _init(original: Callable[..., None], model: Any) -> None:
     original(model)
     # Keras has no trainers that are not models.
     if engine_of(model.distribute_strategy) is not None and isinstance(model, keras.Model):
-        become(model, subclass(type(model), DistributedModel))
+        outermost = [_SavesPreset] if hasattr(model, "save_to_preset") else []
+        become(model, subclass(type(model), DistributedModel, *outermost))
+
+
+class _SavesPreset:
+    """Methods that come before those of a model of KerasHub."""
+
+    def save_to_preset(self: Any, *args: Any, **kwargs: Any) -> Any:
+        """Saves a preset, which lists the tasks whose ``backbone_cls`` is ``type(backbone)``: that of the program."""
+        made = [(layer, type(layer)) for layer in self._flatten_layers() if isinstance(layer, DistributedModel)]
+        for layer, _ in made:
+            become(layer, layer.__class__)
+        try:
+            return self.save_to_preset(*args, **kwargs)
+        finally:
+            for layer, cls in made:
+                become(layer, cls)
 
 
 def _entry(name: str) -> Callable[..., Any]:

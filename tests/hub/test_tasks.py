@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -33,6 +36,19 @@ def task() -> Any:
 def trained(model: Any) -> list[Any]:
     history = model.fit(INPUTS, np.roll(IDS, 1), batch_size=4, shuffle=False, verbose=0).history
     return [*history.values(), *model.get_weights()]
+
+
+def test_a_preset_lists_the_tasks_of_its_backbone(tmp_path: Path) -> None:
+    listed = []
+    for name, strategy in (("plain", None), ("split", mesh_strategy({"data": 2}))):
+        with contextlib.nullcontext() if strategy is None else strategy.scope():
+            model = task()
+        made = type(model.backbone)
+        # KerasHub saves the backbone of a task by itself.
+        model.save_to_preset(str(tmp_path / name))
+        assert type(model.backbone) is made
+        listed.append(json.loads((tmp_path / name / "metadata.json").read_text())["tasks"])
+    assert listed[0] == listed[1] != []
 
 
 def test_a_task_goes_on_as_it_was_compiled() -> None:
