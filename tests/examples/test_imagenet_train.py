@@ -48,7 +48,7 @@ def curve(folder: Path) -> dict[str, list[float]]:
         pytest.param("data=3", marks=pytest.mark.parity_all),
         "data=2,pipe=2",
         pytest.param("data=2,tensor=2", marks=pytest.mark.parity_all),
-        "pipe=2,tensor=2",
+        pytest.param("pipe=2,tensor=2", marks=pytest.mark.parity_all),
     ],
 )
 def test_meshes_of_one_process(mesh: str, folder: Path, curve: dict[str, list[float]]) -> None:

@@ -107,7 +107,7 @@ OPTIMIZERS: Mapping[str, Optimizer] = {
 
 
 #: Optimizers that use single elements, whole weights, norms, and gradients of earlier steps.
-FEW = ("clipnorm", "average, overwritten", "LAMB, average, accumulation", "Adafactor", "LAMB, loss scale", "own class")
+FEW = ("clipnorm", "average, overwritten", "LAMB, average, accumulation", "own class")
 
 
 @pytest.mark.parametrize(

@@ -139,7 +139,7 @@ COPIES: dict[str, Callable[[Any, Path], Any]] = {
 }
 
 
-@pytest.mark.parametrize("cls", [keras.Sequential, Own])
+@pytest.mark.parametrize("cls", [pytest.param(keras.Sequential, marks=pytest.mark.parity_all), Own])
 @pytest.mark.parametrize("copied", COPIES.values(), ids=COPIES)
 def test_copies(copied: Callable[[Any, Path], Any], cls: Any, tmp_path: Path) -> None:
     strategy = mirrored()
@@ -271,7 +271,12 @@ class ExplicitStep(ExplicitEntries):
 
 @pytest.mark.parametrize(
     ("cls", "jit_compile"),
-    [(ExplicitEntries, False), (ExplicitEntries, True), (ExplicitLoss, False), (ExplicitStep, False)],
+    [
+        (ExplicitEntries, False),
+        pytest.param(ExplicitEntries, True, marks=pytest.mark.parity_all),
+        (ExplicitLoss, False),
+        (ExplicitStep, False),
+    ],
 )
 def test_calls_of_keras_model_in_place_of_super(cls: Any, jit_compile: bool) -> None:
     def make() -> Any:

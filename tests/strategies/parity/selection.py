@@ -152,17 +152,12 @@ _SUMMED = (
 #: code as on two devices.
 BETWEEN_TWO_PROCESSES = (
     "arrays, a batch that does not divide, a last batch smaller than the replicas",
-    "batches of 1 row",
-    "PyDataset",
     "one-pass generator",
     "train_on_batch, test_on_batch, predict_on_batch",
     "custom train_step with a loss per row",
     "loss with reduction='mean_with_sample_weight'",
     "custom loop, loss over the global batch",
-    "clip_by_global_norm in train_step, gradient_accumulation_steps",
     "sharpness-aware minimization",
-    "gradient through a step of descent",
-    "gradients gathered by hand, tf.cond around apply_gradients",
     "loss function that is a root; F1, largest error and ranks as metrics",
     "state of each kind that a layer keeps",
     "SimCLR, gather_rows",

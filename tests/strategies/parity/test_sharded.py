@@ -43,7 +43,8 @@ IN_ONE_PROCESS = (
     "mixed_float16, overflow on one replica only",
     "custom loop, loss over the global batch",
     "clip_by_global_norm in train_step, gradient_accumulation_steps",
-    *OWN,
+    # Two processes save and load slices.
+    *(name for name in OWN if name != "saved, loaded, gone on"),
 )
 #: Cases that gather or write weights, and optimizers that look at weights.
 WEIGHTS_IN_ONE_PROCESS = (
@@ -60,8 +61,6 @@ WEIGHTS_IN_ONE_PROCESS = (
 #: Cases that cross processes: sums of parts, norms, overflows, sparse gradients, averages, files.
 BETWEEN_PROCESSES = (
     "Adam, gradient_accumulation_steps, global_clipnorm, EMA with overwrite",
-    "LossScaleOptimizer, clipnorm",
-    "MultiOptimizer",
     "Embedding, sparse gradients, clipnorm",
     "a constraint, and an overflow in the first step",
     "whole weights saved, loaded, gone on",
@@ -121,9 +120,9 @@ SHARDINGS: dict[Sharding, tuple[str, ...]] = {
     Sharding(("MultiWorkerMirroredStrategy", 2, 2), shard="weights"): WEIGHTS_BETWEEN_PROCESSES,
     Sharding(("HorovodStrategy", 2, 1), shard="weights"): OVER_HOROVOD,
     Sharding(("MirroredStrategy", 1, 4), None, "data=2,pipe=2", "weights"): (*ONE_PART, "float8 in parts"),
-    Sharding(("HorovodStrategy", 4, 1), None, "data=2,pipe=2", "weights"): ONE_PART,
 }
 SELDOM = (
+    Sharding(("HorovodStrategy", 4, 1), None, "data=2,pipe=2", "weights"),
     Sharding(("MultiWorkerMirroredStrategy", 4, 1), 2),
     Sharding(("HorovodStrategy", 3, 1)),
     Sharding(("MultiWorkerMirroredStrategy", 4, 1), None, "data=2,tensor=2", "weights"),
@@ -243,7 +242,13 @@ def test_commits_go_on_with_another_number_of_owners() -> None:
         np.testing.assert_array_equal(mine, theirs)
 
 
-@pytest.mark.parametrize("axes", [{"tensor": 2, "data": 2}, {"data": 2, "pipe": 2}], ids=["tensor", "pipe"])
+@pytest.mark.parametrize(
+    "axes",
+    [
+        pytest.param({"tensor": 2, "data": 2}, marks=pytest.mark.parity_all, id="tensor"),
+        pytest.param({"data": 2, "pipe": 2}, id="pipe"),
+    ],
+)
 def test_the_parts_of_a_replica_have_slots_of_their_own_weights(axes: dict[str, int]) -> None:
     held: dict[Sharded, Sequence[int]] = {}
     for shard in ("optimizer", "weights"):

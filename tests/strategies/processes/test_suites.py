@@ -14,11 +14,9 @@ _RANKS = "-ptests.strategies.processes.ranks"
 
 #: Arguments of the worker, and devices of each process. Each suite fits into the limit beside other tests.
 SUITES = [
-    pytest.param(
-        (_RANKS, "suite_data.py", "suite_first_batches.py", "suite_refusals.py", "suite_exchanges.py"), 1, id="data"
-    ),
+    pytest.param((_RANKS, "suite_data.py", "suite_first_batches.py", "suite_refusals.py"), 1, id="data"),
     pytest.param((_RANKS, "suite_files.py"), 1, id="files"),
-    pytest.param((_RANKS, "suite_programs.py", "suite_refusals.py", "suite_exchanges.py"), 1, id="programs"),
+    pytest.param((_RANKS, "suite_programs.py", "suite_exchanges.py"), 1, id="programs"),
     pytest.param((_RANKS, "suite_readers.py"), 1, id="readers"),
     pytest.param(("spanning_optimizers.py",), 1, id="spanning"),
     pytest.param(("spanning_refusals.py",), 1, id="spanning-refusals"),

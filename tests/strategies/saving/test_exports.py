@@ -248,8 +248,20 @@ WAYS: dict[str, Way] = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("kind", ARGUMENTS)
+#: Kinds of models with shards and with stages, whose weights and graphs are made whole in every way.
+EVERY_WAY = ("weights", "pipe")
+#: A graph, and weights, of the other kinds.
+FOR_EVERY_KIND = ("export", "keras")
+
+
+@pytest.mark.parametrize(
+    ("kind", "way"),
+    [
+        pytest.param(kind, way, marks=[] if kind in EVERY_WAY or way in FOR_EVERY_KIND else pytest.mark.parity_all)
+        for kind in ARGUMENTS
+        for way in WAYS
+    ],
+)
 # Warnings of TensorFlow, and of Keras, which unpickles its optimizers twice, first as another class.
 @pytest.mark.filterwarnings("ignore:.*tf.lite.Interpreter is deprecated", "ignore:Skipping variable loading")
 def test_gives_what_the_model_predicts(kind: str, way: str, tmp_path: pathlib.Path) -> None:
