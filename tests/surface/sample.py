@@ -7,8 +7,8 @@ from collections.abc import Iterator
 #: Meshes, by layer and column.
 SAMPLE: dict[tuple[str, str], tuple[str, ...]] = {
     ("Dense", "as it is"): ("accumulation",),
-    ("BatchNormalization", "as it is"): ("shard=optimizer", "pipe=2"),
-    ("LSTM", "layer frozen"): ("shard=weights", "pipe=2"),
+    ("BatchNormalization", "as it is"): ("shard=optimizer",),
+    ("LSTM", "layer frozen"): ("pipe=2",),
     ("GroupQueryAttention", "layer frozen, after"): ("data x tensor",),
     ("Bidirectional", "used twice"): ("data=2",),
     ("ReversibleEmbedding", "nested"): ("tensor=2", "pipe=2"),
@@ -25,12 +25,12 @@ FAILED: dict[tuple[str, str], tuple[str, ...]] = {
     ("MultiHeadAttention", "LoRA"): ("data x tensor",),
     ("Embedding", "LoRA, after"): ("tensor=2",),
     ("Embedding", "int8"): ("data x tensor",),
-    ("EinsumDense", "float8"): ("data=2", "shard=weights", "data x tensor", "pipe=2", "accumulation"),
+    ("EinsumDense", "float8"): ("data x tensor", "pipe=2", "accumulation"),
     ("Dense", "own compile"): ("tensor=2",),
-    ("Dense", "excluded from decay"): ("shard=optimizer", "shard=weights"),
+    ("Dense", "excluded from decay"): ("shard=weights",),
     ("Conv2D", "excluded from decay, before"): ("data x tensor",),
-    ("SimpleRNNCell", "excluded from decay"): ("tensor=2", "pipe=2"),
-    ("SpectralNormalization", "as it is"): ("shard=weights", "pipe=2"),
+    ("SimpleRNNCell", "excluded from decay"): ("tensor=2",),
+    ("SpectralNormalization", "as it is"): ("shard=weights",),
 }
 
 
