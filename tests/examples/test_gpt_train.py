@@ -103,7 +103,7 @@ MESHES = [
     {"data": 2, "pipe": 2, "tensor": 2},
 ]
 #: Each axis of a replica alone, and all axes together.
-FEW = ({"pipe": 2}, {"tensor": 2}, {"data": 2, "pipe": 2, "tensor": 2})
+FEW = ({"pipe": 2}, {"data": 2, "pipe": 2, "tensor": 2})
 
 
 # For these graphs, which run only a few steps, TensorFlow's rewriting would take most of the time.

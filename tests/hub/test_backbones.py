@@ -21,11 +21,9 @@ from tests.hub.parity import CELLS, LIMIT, measured
 # Warnings from KerasHub's layers, and about weights that no loss depends on.
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
-#: A causal decoder in stages; one with grouped heads, split; an encoder-decoder; an encoder; images.
+#: A causal decoder with grouped heads, split; an encoder in stages; images on a mesh of both.
 DEFAULT = (
-    ("GPT2Backbone", "pipe=4"),
     ("LlamaBackbone", "tensor=4"),
-    ("T5Backbone", "tensor=2"),
     ("BertBackbone", "pipe=2"),
     ("ViTBackbone", "data=2, tensor=2"),
 )

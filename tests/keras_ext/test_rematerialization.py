@@ -92,7 +92,9 @@ def assert_same(found: Any, wanted: Any, atol: float) -> None:
         np.testing.assert_allclose(mine, theirs, rtol=0, atol=atol)
 
 
-@pytest.mark.parametrize("make", [lambda: of_blocks(0.4), of_words], ids=["blocks", "words"])
+@pytest.mark.parametrize(
+    "make", [lambda: of_blocks(0.4), pytest.param(of_words, marks=pytest.mark.parity_all)], ids=["blocks", "words"]
+)
 def test_the_same_bits_on_one_device(make: Any) -> None:
     x = sentences() if make is of_words else vectors()
     held, again = (trained(make, x, labels(), again=each) for each in (False, True))

@@ -23,6 +23,8 @@ NAMES = (
     "run_eagerly=True",
     "BatchNormalization(synchronized=True)",
 )
+#: The calls of collectives in a step are those of the other cases.
+LIKE_OTHERS = ("steps_per_execution=3", "SGD, gradient_accumulation_steps")
 CASES = {
     case.name: case
     for case in (*cases_optimizers.CASES, *cases_training.CASES, *cases_layers.CASES)
@@ -35,7 +37,10 @@ def collectives(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(strategies.mirrored, "default_reduction", lambda devices: None)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.parity_all if name in LIKE_OTHERS else []) for name in NAMES],
+)
 def test_equals_one_device(name: str) -> None:
     strategy = strategies.MirroredStrategy(["CPU:0", "CPU:1", "CPU:2", "CPU:3"])
     assert "CollectiveAllReduce" in type(strategy.extended._cross_device_ops).__name__

@@ -74,7 +74,7 @@ def test_batches_of_known_size_and_steps_that_run_as_they_are_called() -> None:
 
 
 @pytest.mark.usefixtures("passes")
-@pytest.mark.parametrize("axes", [{"pipe": 2}, {"data": 2}], ids=str)
+@pytest.mark.parametrize("axes", [{"pipe": 2}, pytest.param({"data": 2}, marks=pytest.mark.parity_all)], ids=str)
 def test_positions_counted_in_batches_of_known_size(axes: Any) -> None:
     """Positions are counted as in `examples/gpt`; with a static batch size, the graph has only a constant of ones."""
 

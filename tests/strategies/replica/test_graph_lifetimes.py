@@ -94,7 +94,17 @@ def test_models_that_were_trained_and_dropped_leave_no_graph(strategy: strategie
     assert len(gradient_registry.list()) <= names
 
 
-@pytest.mark.parametrize("kind", ["tensor", "tensor, recomputed", "pipe", "expert", "optimizer", "weights"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param("tensor", marks=pytest.mark.parity_all),
+        "tensor, recomputed",
+        "pipe",
+        "expert",
+        "optimizer",
+        "weights",
+    ],
+)
 def test_models_split_in_any_way_leave_no_graph(kind: str) -> None:
     strategy, make = spread(kind)
     x, y = features(8, 4), features(8, 1)

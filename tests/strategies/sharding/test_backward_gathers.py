@@ -71,7 +71,11 @@ def trained(make: Callable[[], keras.Model], shard: Sharded, *, eager: bool = Fa
 
 @pytest.mark.parametrize(
     "make",
-    [chain, functools.partial(chain, again=True), used_early_and_late],
+    [
+        pytest.param(chain, marks=pytest.mark.parity_all),
+        functools.partial(chain, again=True),
+        used_early_and_late,
+    ],
     ids=["chain", "chain, recomputed", "used early and late"],
 )
 def test_equals_whole_weights(make: Callable[[], keras.Model]) -> None:
@@ -144,7 +148,7 @@ def test_a_pipeline_gathers_once_for_all_micro_batches() -> None:
     [
         ({"data": 2, "pipe": 2}, {}, "float32"),
         ({"data": 2, "pipe": 2}, {"schedule": "interleaved_1f1b", "remat": [1]}, "mixed_bfloat16"),
-        ({"data": 2}, {"num_stages": 4}, "mixed_bfloat16"),
+        pytest.param({"data": 2}, {"num_stages": 4}, "mixed_bfloat16", marks=pytest.mark.parity_all),
     ],
     ids=["a stage on each device", "two, one of them computed again", "four"],
 )
