@@ -102,7 +102,7 @@ MESHES = [
     {"pipe": 2, "tensor": 2},
     {"data": 2, "pipe": 2, "tensor": 2},
 ]
-#: Each axis of a replica alone, and all axes together.
+#: A pipeline alone, and all axes together.
 FEW = ({"pipe": 2}, {"data": 2, "pipe": 2, "tensor": 2})
 
 
