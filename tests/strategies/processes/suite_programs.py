@@ -151,9 +151,11 @@ class SharedClock:
     def _read(self) -> tf.Tensor:
         def read() -> Any:
             self._num_reads += 1
+            now = np.float64(self.LATE_SECONDS * len(list(self._folder.glob("late *"))))
             if rank() == 0:
+                # After the time is read: rank 1 moves the clock as soon as the file exists.
                 (self._folder / f"read {self._num_reads}").touch()
-            return np.float64(self.LATE_SECONDS * len(list(self._folder.glob("late *"))))
+            return now
 
         return tf.ensure_shape(tf.numpy_function(read, [], tf.float64, stateful=True), [])
 
