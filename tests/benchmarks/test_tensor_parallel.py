@@ -13,6 +13,7 @@ run = functools.partial(run_benchmark, "tensor_parallel")
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.parity_all
 def test_prints_speedups() -> None:
     done = run(*TINY, "--contender=plain", "--contender=ours")
     assert done.returncode == 0, done.stderr

@@ -20,11 +20,11 @@ MESH = ("--mesh", "data=2,pipe=2")
     ("engine", "num_hosts", "arguments"),
     [
         pytest.param(MULTI_WORKER, 2, (), id="2-launcher"),
-        pytest.param(HOROVOD, 2, (), id="2-horovodrun", marks=RESEMBLING),
+        pytest.param(HOROVOD, 2, (), id="2-horovodrun"),
         pytest.param(MULTI_WORKER, 4, (), id="4-launcher", marks=RESEMBLING),
         pytest.param(MULTI_WORKER, 4, MESH, id="4-launcher-mesh", marks=RESEMBLING),
         pytest.param(HOROVOD, 4, (), id="4-horovodrun", marks=RESEMBLING),
-        pytest.param(HOROVOD, 4, MESH, id="4-horovodrun-mesh"),
+        pytest.param(HOROVOD, 4, MESH, id="4-horovodrun-mesh", marks=RESEMBLING),
     ],
 )
 def test_weights_are_those_of_one_device(

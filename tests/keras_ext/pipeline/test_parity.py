@@ -86,6 +86,7 @@ SELDOM = {case.name for case in SECTIONS["Optimizers"] if not any(each in case.n
     "Adam, EMA with overwrite",
     "SGD, gradients left in accumulation",
     "float8, int8 with LoRA, int4",
+    "float8, int8 with LoRA, int4, gradient_accumulation_steps, global_clipnorm",
     # Similar to other cases.
     "SeparableConv2D, GroupNormalization",
     "LayerNormalization, UnitNormalization",

@@ -59,17 +59,12 @@ WEIGHTS_IN_ONE_PROCESS = (
     "whole weights saved, loaded, gone on",
 )
 #: Cases that cross processes: sums of parts, norms, overflows, sparse gradients, averages, files.
-BETWEEN_PROCESSES = (
-    "Adam, gradient_accumulation_steps, global_clipnorm, EMA with overwrite",
-    "Embedding, sparse gradients, clipnorm",
-    "a constraint, and an overflow in the first step",
-    "whole weights saved, loaded, gone on",
-)
 WEIGHTS_BETWEEN_PROCESSES = (
     "Adam, gradient_accumulation_steps, global_clipnorm, EMA with overwrite",
     "mixed_float16, overflow on one replica only",
     "arrays, a batch that does not divide, a last batch smaller than the replicas",
     "sharpness-aware minimization",
+    "Embedding, sparse gradients, clipnorm",
     "saved, loaded, gone on",
     "float8, int8 with LoRA, int4",
 )
@@ -114,7 +109,6 @@ class Sharding(NamedTuple):
 SHARDINGS: dict[Sharding, tuple[str, ...]] = {
     Sharding(("MirroredStrategy", 1, 3)): IN_ONE_PROCESS,
     Sharding(("MirroredStrategy", 1, 4), 2): IN_GROUPS,
-    Sharding(("MultiWorkerMirroredStrategy", 2, 2)): BETWEEN_PROCESSES,
     Sharding(("MirroredStrategy", 1, 3), shard="weights"): WEIGHTS_IN_ONE_PROCESS,
     Sharding(("MirroredStrategy", 1, 4), 2, shard="weights"): WEIGHTS_IN_GROUPS,
     Sharding(("MultiWorkerMirroredStrategy", 2, 2), shard="weights"): WEIGHTS_BETWEEN_PROCESSES,
@@ -122,6 +116,7 @@ SHARDINGS: dict[Sharding, tuple[str, ...]] = {
     Sharding(("MirroredStrategy", 1, 4), None, "data=2,pipe=2", "weights"): (*ONE_PART, "float8 in parts"),
 }
 SELDOM = (
+    Sharding(("MultiWorkerMirroredStrategy", 2, 2)),
     Sharding(("HorovodStrategy", 4, 1), None, "data=2,pipe=2", "weights"),
     Sharding(("MultiWorkerMirroredStrategy", 4, 1), 2),
     Sharding(("HorovodStrategy", 3, 1)),
