@@ -12,7 +12,7 @@ Value = TypeVar("Value")
 
 
 class FrozenContext(Generic[Value]):
-    """A frozen dataclass instance of which blocks of code change some fields.
+    """A context variable that holds a frozen dataclass; blocks of code replace some of its fields.
 
     Args:
         name: a name for debuggers.
@@ -29,6 +29,7 @@ class FrozenContext(Generic[Value]):
     @contextlib.contextmanager
     def changing(self, **fields: Any) -> Iterator[None]:
         """Context manager: the fields given as arguments have other values."""
+        # Python has no public bound for type variables that are dataclasses.
         changed: Any = dataclasses.replace(self._value.get(), **fields)  # type: ignore[type-var]
         token = self._value.set(changed)
         try:

@@ -20,16 +20,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
-import tensorflow as tf
 from keras.src.backend.tensorflow import trainer as keras_tf_trainer
 
 from strategies._keras_hooks import compiled_steps, files, losses, state_trees, train_steps, trainer
-from strategies._keras_hooks.subclasses import become, subclass
-from strategies._keras_hooks.wrapping import wrap
+from strategies._keras_hooks.subclasses import become, reduced, subclass
+from strategies._keras_hooks.wrapping import not_converted, wrap
 from strategies.engine.engine import engine_of
-
-#: AutoGraph, which converts a user's step, does not convert Keras' methods, nor ours in their place.
-_not_converted = tf.autograph.experimental.do_not_convert
 
 
 def install() -> None:
@@ -86,34 +82,34 @@ class DistributedModel(keras.Model):
     def _make_function(self, step_function: Callable[[Any], Any]) -> Callable[[Any], Any]:
         return trainer.make_function(super()._make_function, self, step_function)
 
-    @_not_converted
+    @not_converted
     def train_step(self, data: Any) -> Any:
         """Runs the training step of a replica."""
         return train_steps.run(super().train_step, self, data)
 
-    @_not_converted
+    @not_converted
     def test_step(self, data: Any) -> Any:
         """Runs the test step of a replica."""
         return compiled_steps.test_step(super().test_step, self, data)
 
-    @_not_converted
+    @not_converted
     def predict_step(self, data: Any) -> Any:
         """Runs the predict step of a replica."""
         return compiled_steps.predict_step(super().predict_step, self, data)
 
     # Keras asks the signature for `training`.
-    @_not_converted
+    @not_converted
     def compute_loss(
         self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None, training: bool = True
     ) -> Any:
         """Returns the loss of a replica's rows."""
         return losses.compute_loss(super().compute_loss, self, x, y, y_pred, sample_weight, training)
 
-    @_not_converted
+    @not_converted
     def _aggregate_additional_loss(self, loss: Any) -> Any:
         return losses.add_loss(super()._aggregate_additional_loss, self, loss)
 
-    @_not_converted
+    @not_converted
     def get_metrics_result(self) -> Any:
         """Returns the values of all metrics over all replicas."""
         return trainer.read_over_replicas(self.metrics, super().get_metrics_result)
@@ -130,5 +126,4 @@ class DistributedModel(keras.Model):
 
     def __reduce__(self) -> Any:
         """Returns what pickles hold: the class that the program chose, which can be imported, in place of this one."""
-        load, arguments = super().__reduce__()
-        return getattr(self.__class__, load.__name__), arguments
+        return reduced(self, super().__reduce__())

@@ -38,18 +38,15 @@ from strategies._keras_hooks.optimizer_updates import Apply, OptimizerUpdate, ch
 from strategies._keras_hooks.outside import check_part
 from strategies._keras_hooks.owned_variables import apply_owned, are_finite, owned_averages
 from strategies._keras_hooks.row_updates import update_rows
-from strategies._keras_hooks.subclasses import become, subclass
+from strategies._keras_hooks.subclasses import become, reduced, subclass
 from strategies._keras_hooks.weights import WholeSlots
 from strategies._keras_hooks.whole_updates import needs_whole, whole_pairs
-from strategies._keras_hooks.wrapping import wrap
+from strategies._keras_hooks.wrapping import not_converted, wrap
 from strategies._tf_internals import get_update_replica_id
 from strategies.engine.engine import engine_of
 from strategies.replica.splitting import SplitWeight, weight_of
 from strategies.replica.weight_identity import is_plain, keys_of, named_as_wholes, variable_name
 from strategies.replica.weight_slices import WeightSlice
-
-#: AutoGraph, which converts a user's step, does not convert Keras' methods, nor ours in their place.
-_not_converted = tf.autograph.experimental.do_not_convert
 
 
 def install() -> None:
@@ -139,7 +136,7 @@ class DistributedOptimizer(WholeSlots):
 
     # A user's optimizer may override `apply` and work on the gradients there: the trainer's calls go through
     # apply_gradients, which is hardly ever overridden, so it reduces as well.
-    @_not_converted
+    @not_converted
     def apply_gradients(self, grads_and_vars: Iterable[tuple[Any, Any]]) -> Any:
         """Reduces gradients, and applies the sums to the variables."""
         pairs = list(grads_and_vars)
@@ -151,7 +148,7 @@ class DistributedOptimizer(WholeSlots):
 
         return self._reduce_first([gradient for gradient, _ in pairs], variables, update)
 
-    @_not_converted
+    @not_converted
     def apply(self, grads: Sequence[Any], trainable_variables: Iterable[Any] | None = None) -> Any:
         """Reduces gradients, and updates the variables by the sums."""
         variables = None if trainable_variables is None else list(trainable_variables)
@@ -194,7 +191,7 @@ class DistributedOptimizer(WholeSlots):
             update.clipped = [v for v in kept[1] if not self._overwrite_variable_with_gradient(v)]
         return kept
 
-    @_not_converted
+    @not_converted
     def _clip_gradients(self, grads: list[Any]) -> list[Any]:
         update, clip = self._update_here(), super()._clip_gradients
         return clip(grads) if update is None else clipped(update, clip, grads)
@@ -252,8 +249,7 @@ class _Outermost(keras.Optimizer):
 
     def __reduce__(self) -> Any:
         """Returns what pickles hold: the class that the program chose, which can be imported, in place of this one."""
-        load, arguments = super().__reduce__()
-        return getattr(self.__class__, load.__name__), arguments
+        return reduced(self, super().__reduce__())
 
 
 class DistributedAdagrad(keras.optimizers.Adagrad, DistributedOptimizer):
@@ -267,7 +263,7 @@ class DistributedAdagrad(keras.optimizers.Adagrad, DistributedOptimizer):
 class _ReducesFirst(keras.Optimizer):
     """An optimizer that passes all of its gradients to others."""
 
-    @_not_converted
+    @not_converted
     def apply(self, grads: Sequence[Any], trainable_variables: Iterable[Any] | None = None) -> Any:
         """Reduces gradients, and passes the sums on."""
         variables = None if trainable_variables is None else list(trainable_variables)
@@ -283,7 +279,7 @@ class DistributedLossScale(_ReducesFirst, keras.optimizers.LossScaleOptimizer, D
         # Keras refuses to run outside a replica, because it could not reduce there. The gradients are reduced.
         return self._common_apply(grads, trainable_variables=trainable_variables)
 
-    @_not_converted
+    @not_converted
     def check_finite(self, grads: Sequence[Any]) -> Any:
         """Returns True if the gradients of all processes are finite."""
         update, check = self._update_here(), super().check_finite

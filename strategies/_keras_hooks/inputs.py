@@ -38,14 +38,14 @@ def _epoch_iterator(
         original(iterator, distribute_strategy, **kwargs)
         return
     become(iterator, DistributedIterator)
-    if engine.num_processes == 1:
-        original(iterator, distribute_strategy, **kwargs)
-    else:
+    reader: Any = distribute_strategy
+    if engine.num_processes > 1:
+        reader = _WithKnownLength(distribute_strategy, iterator)
         if isinstance(kwargs.get("x"), keras.utils.PyDataset):
             # Keras shuffles its batches by Python's generator, and its own code mostly uses numpy's.
             agree_on_random_state(engine.process_group)
-        original(iterator, _WithKnownLength(distribute_strategy, iterator), **kwargs)
-        iterator._distribute_strategy = distribute_strategy
+    original(iterator, reader, **kwargs)
+    iterator._distribute_strategy = distribute_strategy
     if isinstance(iterator._distributed_dataset, (AgreedDataset, ComparedDataset)):
         are_arrays = isinstance(iterator.data_adapter, array_data_adapter.ArrayDataAdapter)
         iterator._distributed_dataset.compare_next(are_arrays=are_arrays)

@@ -17,7 +17,7 @@ from typing import Any
 
 
 class _Unannounced:
-    """Keeps Python from calling ``__init_subclass__`` of the classes behind it."""
+    """Keeps Python from calling ``__init_subclass__`` of the classes after it in the method resolution order."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         pass
@@ -60,6 +60,17 @@ def become(instance: Any, cls: type) -> None:
     """Sets the class of an object, unless it has that class: ``type(optimizer).from_config`` makes one that has."""
     if type(instance) is not cls:
         _set_class(instance, cls)
+
+
+def reduced(instance: Any, pickled: Any) -> Any:
+    """Returns what pickles hold of an object of Keras: a method of the class that the program chose, and arguments.
+
+    Args:
+        instance: the object.
+        pickled: what Keras' ``__reduce__`` returns, with the method of our subclass, which cannot be imported.
+    """
+    load, arguments = pickled
+    return getattr(instance.__class__, load.__name__), arguments
 
 
 #: Sets an object's class. Not by setattr: Keras would track the value, and our subclasses have a setter of their own.

@@ -14,6 +14,9 @@ import tensorflow as tf
 from strategies.engine.engine import engine_of
 from strategies.replica.parts import ReplicaParts
 
+#: AutoGraph, which converts a user's step, does not convert Keras' functions, nor ours in their place.
+not_converted = tf.autograph.experimental.do_not_convert
+
 _MARK = "_keras_strategies_wrapper"
 
 #: Parameters that a wrapper passes on unchanged, and the result of the wrapped function.
@@ -74,7 +77,7 @@ def wrap(owner: Any, name: str, wrapper: Callable[..., Any], *, in_step: bool = 
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         return wrapper(original, *args, **kwargs)
 
-    hooked = tf.autograph.experimental.do_not_convert(wrapped) if in_step else wrapped
+    hooked = not_converted(wrapped) if in_step else wrapped
     setattr(hooked, _MARK, wrapper)
     if inspect.isfunction(original):
         # Keras inspects the signatures of constructors, and does not unwrap them.

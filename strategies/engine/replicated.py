@@ -37,7 +37,7 @@ from strategies.topology.sharding import ShardingGroups
 
 
 class ReplicatedExtended(MirroredExtended):
-    """TensorFlow's interface to the engine, with one or more replicas of the model, all of which are local.
+    """TensorFlow's interface to the engine. All replicas of the model are local; there are one or more.
 
     A replica may span processes, each of which then has a part of every replica.
 

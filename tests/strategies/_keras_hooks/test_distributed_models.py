@@ -52,7 +52,7 @@ class Own(keras.Model):
 
 
 class Announced(Own):
-    """A class that has to be told the kind of each class that is derived from it."""
+    """A class whose `__init_subclass__` requires an argument."""
 
     kinds: tuple[str, ...] = ()
 
@@ -123,7 +123,7 @@ def test_its_class_may_be_used_and_derived_from(make: Callable[[], Any]) -> None
     model.fit(X, Y, verbose=0)
 
 
-def of_file(model: Any, folder: Path) -> Any:
+def saved_and_opened(model: Any, folder: Path) -> Any:
     model.save(folder / "model.keras")
     return keras.saving.load_model(folder / "model.keras")
 
@@ -135,7 +135,7 @@ COPIES: dict[str, Callable[[Any, Path], Any]] = {
     "clone_model": lambda each, _: keras.models.clone_model(each),
     "__class__": lambda each, _: each.__class__.from_config(each.get_config()),
     "type": lambda each, _: type(each).from_config(each.get_config()),
-    "file": of_file,
+    "file": saved_and_opened,
 }
 
 

@@ -138,7 +138,7 @@ def counted() -> tf.data.Dataset:
 
 @pytest.mark.parametrize("name", PIPELINES)
 def test_pipelines(name: str) -> None:
-    # Which rows a replica reads is tested above; here two processes with two replicas each suffice.
+    # The tests above cover the rows that each replica reads: two processes with two replicas each suffice.
     check_all(PIPELINES[name](), [(2, 2)])
 
 
