@@ -20,7 +20,7 @@ from tests.gpu.setting import Setting
 from tests.gpu.training import Trained, compiled, difference, mirrored, peak_of_epoch, step_ms
 from tests.gpu.xla import full_float32, require_xla
 
-#: Tolerances that no GPU has confirmed yet: float32; with XLA, whose fusion rounds differently; half precision.
+#: Tolerances: float32; with XLA, whose fusion rounds differently; half precision.
 EXACT, WITH_XLA, HALF = 1e-5, 1e-4, 5e-2
 _PROBLEMS: dict[str, Callable[..., models.Problem]] = {
     "resnet50": models.images,
@@ -50,7 +50,11 @@ def _one_device(name: str, problem: str, policy: str, setting: Setting) -> Outco
 
 
 def _speed(name: str, problem: str, policy: str, jit: bool, setting: Setting) -> Outcome:
-    """Times a step of ours and of plain Keras, in turns; compares numbers, too, without `exact`."""
+    """Times a step of ours and of plain Keras, in turns; compares numbers, too, without `exact`.
+
+    ResNet50's numbers are only reported: without `exact`, cuDNN adds in any order, and ten steps from random weights
+    magnify that. On an H100, two runs of plain Keras differed by 0.64.
+    """
     keras.config.set_dtype_policy(policy)
     task = _PROBLEMS[problem](setting.small, num_steps=4 if setting.small else 10)
     plain, ours = compiled(task, jit_compile=jit), compiled(task, mirrored(setting.devices), jit_compile=jit)
@@ -62,7 +66,8 @@ def _speed(name: str, problem: str, policy: str, jit: bool, setting: Setting) ->
     theirs, mine = step_ms(plain, ours)
     note = f"plain {theirs:.1f} ms, ours takes {mine / theirs:.2f} of it; TF32 as it comes"
     allowed = HALF if policy != "float32" or not setting.small else WITH_XLA
-    return judged(name, gap, allowed, ms=mine, peak_mb=peak, note=note)
+    repeatable = setting.small or problem != "resnet50"
+    return judged(name, gap, allowed if repeatable else None, ms=mine, peak_mb=peak, note=note)
 
 
 def _mesh(
@@ -152,12 +157,15 @@ def _peaks(name: str, setting: Setting) -> Outcome:
 
 
 def _profile(name: str, setting: Setting) -> Outcome:
-    """Counts copies, and the share of some steps' time in which no kernel runs."""
+    """Counts copies, and the share of some steps' time in which no kernel runs, for ours and for plain Keras."""
     from tests.gpu.profile import profiled
 
-    trained = compiled(models.images(setting.small), mirrored(setting.devices))
-    trained.epoch()
-    return Outcome(name, ms=step_ms(trained)[0], note=profiled(trained, setting))
+    task = models.images(setting.small)
+    plain, ours = compiled(task, device=setting.devices[0]), compiled(task, mirrored(setting.devices))
+    for trained in (plain, ours):
+        trained.epoch()
+    note = f"{profiled(ours, setting)}; plain Keras: {profiled(plain, setting)}"
+    return Outcome(name, ms=step_ms(ours)[0], note=note)
 
 
 def _two_processes(name: str, setting: Setting) -> Outcome:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +19,7 @@ class Outcome:
     Attributes:
         result: "ok", "differs", "failed", "timeout", or "left out" if the suite ran out of time.
         difference: the largest one from one device, relative to the largest weight of its variable, if that is over 1.
-        allowed: the tolerance, an expectation that no GPU has confirmed yet.
+        allowed: the tolerance; None if the difference is only reported.
         ms: milliseconds per step.
         peak_mb: peak of the first device's allocator; None on CPUs, which have no such count.
     """
@@ -41,9 +42,10 @@ class Outcome:
         return json.dumps(dataclasses.asdict(self))
 
 
-def judged(case: str, difference: float, allowed: float, **rest: Any) -> Outcome:
-    """Returns an outcome, "ok" if the difference is allowed; NaN is not allowed."""
-    return Outcome(case, "ok" if difference <= allowed else "differs", difference, allowed, **rest)
+def judged(case: str, difference: float, allowed: float | None, **rest: Any) -> Outcome:
+    """Returns an outcome, "ok" if the difference is allowed, or finite if `allowed` is None; NaN is not allowed."""
+    ok = math.isfinite(difference) if allowed is None else difference <= allowed
+    return Outcome(case, "ok" if ok else "differs", difference, allowed, **rest)
 
 
 def table(outcomes: Iterable[Outcome]) -> str:
