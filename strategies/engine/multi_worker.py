@@ -2,6 +2,8 @@
 
 Each process has some replicas: initial values come from rank 0, reductions cross processes, and each process takes its
 rows of a batch. Where the one replica of a job spans all of its processes, `ReplicatedExtended` is enough.
+
+Its contract is tested in ``tests/strategies/processes``.
 """
 
 from __future__ import annotations

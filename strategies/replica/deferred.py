@@ -55,11 +55,19 @@ class RemoteVariable(UninitializedVariable):
             driver.assign(self, value)
         return self
 
-    def assign_add(self, value: Any, *args: Any, **kwargs: Any) -> Any:
-        """Ignores the value: the variable's owners add or subtract it themselves."""
-        return self
+    def assign_add(self, delta: Any, *args: Any, **kwargs: Any) -> Any:
+        """Ignores the value: the variable's owners add it themselves. A driver sends the sum to them."""
+        return self._assign_sum(lambda: delta)
 
-    assign_sub = assign_add
+    def assign_sub(self, delta: Any, *args: Any, **kwargs: Any) -> Any:
+        """Ignores the value: the variable's owners subtract it themselves. A driver sends the difference to them."""
+        return self._assign_sum(lambda: tf.negative(tf.convert_to_tensor(delta, self.dtype)))
+
+    def _assign_sum(self, delta: Callable[[], Any]) -> Any:
+        driver = current_driver()
+        if driver is not None and tf.executing_eagerly():
+            driver.assign(self, driver.read(self) + tf.convert_to_tensor(delta(), self.dtype))
+        return self
 
 
 class DeferredVariable(UninitializedVariable):

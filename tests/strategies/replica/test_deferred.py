@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import pytest
 import tensorflow as tf
 
 from strategies.replica.deferred import DeferredVariable, RemoteVariable, is_remote, peek
+from strategies.replica.driving import driving
 
 KWARGS = {"shape": [2], "dtype": tf.float32, "name": "v", "trainable": True}
 
@@ -66,3 +70,28 @@ class TestRemote:
         assert variable.assign([1.0, 2.0]) is variable
         with pytest.raises(ValueError, match="is owned by rank 3"):
             variable.numpy()
+
+    def test_a_driver_sends_what_is_assigned_added_and_subtracted(self) -> None:
+        class Owner:
+            """Stands for the rank that owns the variable."""
+
+            value = tf.constant([1.0, 2.0])
+
+            def read(self, component: RemoteVariable) -> tf.Tensor:
+                return self.value
+
+            def slices(self, component: RemoteVariable) -> Iterator[tf.Tensor]:
+                yield self.value
+
+            def assign(self, component: RemoteVariable, value: Any) -> None:
+                self.value = tf.convert_to_tensor(value)
+
+        variable, owner = RemoteVariable(3, **KWARGS), Owner()
+        with driving(owner):
+            variable.assign_add([2.0, 2.0])
+            assert variable.numpy().tolist() == [3.0, 4.0]
+            variable.assign_sub([1.0, 0.0])
+            assert variable.numpy().tolist() == [2.0, 4.0]
+            variable.assign([7.0, 8.0])
+        variable.assign_add([1.0, 1.0])
+        assert owner.value.numpy().tolist() == [7.0, 8.0]
