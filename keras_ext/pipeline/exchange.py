@@ -34,6 +34,7 @@ class Exchange:
         dependencies: the control dependencies of this process' devices.
         outputs_to_all: True to send the model's outputs to all processes, False to send them to that of the last stage.
         training: the `training` argument of layers.
+        backward: the kind of the passes that compute the gradients of a stage's inputs.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class Exchange:
         dependencies: ControlDependencies,
         outputs_to_all: bool = False,
         training: bool | None = True,
+        backward: Kind = Kind.BACKWARD,
     ) -> None:
         self._placed = placed
         self._stages = placed.stages
@@ -52,6 +54,7 @@ class Exchange:
         self._dependencies = dependencies
         self._messages = layer_api.StageMessages(placed.parts)
         self._training = training
+        self._backward = backward
         self._inputs = [dict(own) for own in state.values]
         # Micro-batches of equal shapes have equal descriptions: only the first of them is described.
         inputs = [_shapes(own) for own in state.values]
@@ -63,7 +66,7 @@ class Exchange:
         """Sends the results of an action to the processes that use them, or receives them."""
         if action.kind is Kind.FORWARD:
             self.forward(action)
-        else:
+        elif action.kind is self._backward:
             self.backward(action)
 
     # ---- forward
@@ -191,7 +194,7 @@ class Exchange:
             process = self._traffic.process_of[j]
             if process == source:
                 continue
-            takes = Action(j, Kind.BACKWARD, i)
+            takes = Action(j, self._backward, i)
             own: dict[Hashable, Action | None] = {}
             for (name, n), described in self._described(Action(j, Kind.FORWARD, i)).items():
                 tensor = 0 if name == "added" else id(stage.outputs[n])

@@ -84,11 +84,16 @@ class Run:
         }
         self._state.penalties = {k: values for k, (values, _) in self._own_penalties.items()}
         self._vjps: dict[tuple[int, int], Any] = {}
+        # Of split backward passes: functions that add the gradients of weights to totals.
+        self._add_to_totals: dict[tuple[int, int], Any] = {}
         self._passes: dict[Any, Any] = {}
-        self._in_line = len(placed.stages) * len(inputs) <= MOST_CALLS_IN_LINE
+        # The ops of a backward pass in line run when they can: nothing would hold back the gradients of weights.
+        self._in_line = len(placed.stages) * len(inputs) <= MOST_CALLS_IN_LINE and not schedule.splits_backward
         self._totals: list[list[Any]] = [[None] * len(own) for own in variables]
         self._dependencies = ControlDependencies(schedule.devices)
-        self._exchange = Exchange(placed, self._state, self._dependencies) if placed.crosses else None
+        self._exchange = (
+            Exchange(placed, self._state, self._dependencies, backward=schedule.kinds[1]) if placed.crosses else None
+        )
         # True if the loss is computed once from all micro-batches.
         self._joins_losses = False
 
@@ -133,7 +138,10 @@ class Run:
         return values, vjp
 
     def _compute(self, action: Action, loss_function: LossFunction | None) -> None:
-        if action.kind is Kind.BACKWARD:
+        if action.kind is Kind.BACKWARD_WEIGHT:
+            self._weights_backward(action)
+            return
+        if action.kind is not Kind.FORWARD:
             self._backward(action)
             return
         self._forward(action)
@@ -277,7 +285,11 @@ class Run:
         ]
         num_added = len(self._state.added[k, i])
         upstream = [*output_gradients, *(self._gathered(part, (i, "added", k, n)) for n in range(num_added))]
-        input_gradients, self._totals[k] = vjp(upstream, self._started(action, not_none(upstream)), self._totals[k])
+        after, is_split = self._started(action, not_none(upstream)), action.kind is Kind.BACKWARD_INPUT
+        if is_split:
+            input_gradients, self._add_to_totals[k, i] = vjp.in_halves(upstream, after)
+        else:
+            input_gradients, self._totals[k] = vjp(upstream, after, self._totals[k])
         dependencies = []
         # `input_gradients` also has gradients of masks, after those of inputs; they are not used.
         given = [tensor for tensor, is_present in zip(stage.inputs, has_input, strict=True) if is_present]
@@ -285,8 +297,15 @@ class Run:
             if gradient is not None and id(tensor) not in self._from_outside:
                 self._state.note((i, id(tensor)), gradient)
                 dependencies.append(gradient)
-        dependencies += not_none(self._totals[k])
+        dependencies += [] if is_split else not_none(self._totals[k])
         self._ended(action, dependencies or self._dependencies.last(part))
+
+    def _weights_backward(self, action: Action) -> None:
+        """Adds the gradients of a stage's weights, whose inputs have theirs, to the totals."""
+        k = action.stage
+        add_to = self._add_to_totals.pop((k, action.microbatch))
+        self._totals[k] = add_to(self._totals[k], self._started(action, ()))
+        self._ended(action, not_none(self._totals[k]) or self._dependencies.last(self._placed.part(k)))
 
     def _started(self, action: Action, given: Sequence[Any]) -> Sequence[Any]:
         """Returns the control dependencies of an action, and has its start reported to `on_action`."""

@@ -18,6 +18,9 @@ def with_messages(schedule: Schedule) -> Schedule:
     for k, actions in enumerate(schedule.devices):
         lowered: list[Action] = []
         for action in actions:
+            if action.kind is Kind.BACKWARD_WEIGHT:
+                lowered.append(action)
+                continue
             forward = action.kind is Kind.FORWARD
             step = 1 if forward else -1
             source, target = action.stage - step, action.stage + step

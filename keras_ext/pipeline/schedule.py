@@ -9,19 +9,30 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
-#: The ticks of a forward and a backward action, in pictures and bubbles: a backward pass computes twice as much.
+#: The ticks of a forward and a backward action, in pictures and bubbles: a backward pass computes twice as much. Each
+#: half of a split backward pass takes one.
 FORWARD_TICKS, BACKWARD_TICKS = 1, 2
 
 
 class Kind(Enum):
-    """The kind of an action; the value is its printed form."""
+    """The kind of an action; the value is its printed form.
+
+    A schedule either has whole backward passes, or splits each into one that computes the gradients of the stage's
+    inputs, for which the stage before waits, and one that computes the gradients of its weights.
+    """
 
     FORWARD = "F"
     BACKWARD = "B"
+    BACKWARD_INPUT = "I"
+    BACKWARD_WEIGHT = "W"
     SEND_FORWARD = "SF"
     RECEIVE_FORWARD = "RF"
     SEND_BACKWARD = "SB"
     RECEIVE_BACKWARD = "RB"
+
+
+#: The kinds that compute; the others are messages.
+COMPUTATIONS = (Kind.FORWARD, Kind.BACKWARD, Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT)
 
 
 @dataclass(frozen=True)
@@ -71,6 +82,19 @@ class Schedule:
         """The number of devices."""
         return len(self.devices)
 
+    @property
+    def kinds(self) -> tuple[Kind, ...]:
+        """The kinds of computations of each stage and micro-batch, in the order in which these depend on each other."""
+        found = {action.kind for actions in self.devices for action in actions}
+        if found & {Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT}:
+            return Kind.FORWARD, Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT
+        return Kind.FORWARD, Kind.BACKWARD
+
+    @property
+    def splits_backward(self) -> bool:
+        """True if the gradients of inputs and of weights are computed in separate passes."""
+        return Kind.BACKWARD not in self.kinds
+
     def device_of(self, stage: int) -> int:
         """Returns the device of a stage."""
         return stage % self.num_devices
@@ -79,7 +103,7 @@ class Schedule:
         """Returns True if the last stage runs all its forward passes before its first backward pass, as in GPipe."""
         last = self.num_stages - 1
         kinds = [action.kind for action in self.devices[self.device_of(last)] if action.stage == last]
-        forward = [kind is Kind.FORWARD for kind in kinds if kind in (Kind.FORWARD, Kind.BACKWARD)]
+        forward = [kind is Kind.FORWARD for kind in kinds if kind in COMPUTATIONS]
         return forward == sorted(forward, reverse=True)
 
     def order(self) -> list[Action]:
@@ -94,8 +118,8 @@ class Schedule:
         """Returns start and end of each action, which starts once its device is free and its prerequisites have ended.
 
         Args:
-            ticks: returns the duration of an action; if left out, durations are `FORWARD_TICKS`, `BACKWARD_TICKS`, and
-                0 for messages.
+            ticks: returns the duration of an action; if left out, durations are `FORWARD_TICKS`, `BACKWARD_TICKS`, half
+                of these for each half of a split backward pass, and 0 for messages.
 
         Raises:
             ValueError: some actions never start.
@@ -111,8 +135,10 @@ class Schedule:
     def num_held(self, stage: int) -> int:
         """Returns the largest number of micro-batches whose activations a stage holds at the same time."""
         held = largest = 0
+        # Gradients of weights are the last that need activations.
+        last_use = self.kinds[-1]
         for action in self.devices[self.device_of(stage)]:
-            if action.stage == stage and action.kind in (Kind.FORWARD, Kind.BACKWARD):
+            if action.stage == stage and action.kind in (Kind.FORWARD, last_use):
                 held += 1 if action.kind is Kind.FORWARD else -1
                 largest = max(largest, held)
         return largest
@@ -124,8 +150,9 @@ class Schedule:
 def grid(schedule: Schedule) -> str:
     """Draws the table as text: devices down, ticks to the right.
 
-    Cells have the number of the micro-batch, in brackets for backward passes, or a dot where the device waits. With
-    several stages on a device, a letter before the number tells which of them computes.
+    Cells have the number of the micro-batch, in parentheses for backward passes, in square brackets for those of
+    weights alone, or a dot where the device waits. With several stages on a device, a letter before the number tells
+    which of them computes.
     """
     computed = computations(schedule)
     times = computed.times()
@@ -134,7 +161,8 @@ def grid(schedule: Schedule) -> str:
 
     def label(action: Action) -> str:
         stage = "abcdefghijklmnopqrstuvwxyz"[action.stage // computed.num_devices % 26] if several else ""
-        return f"({stage}{action.microbatch})" if action.kind is Kind.BACKWARD else f"{stage}{action.microbatch}"
+        before, after = {Kind.FORWARD: ("", ""), Kind.BACKWARD_WEIGHT: ("[", "]")}.get(action.kind, ("(", ")"))
+        return f"{before}{stage}{action.microbatch}{after}"
 
     width = max(len(label(action)) for action in times)
     lines = [f"{schedule.name}: {schedule.num_stages} stages, {schedule.num_microbatches} micro-batches"]
@@ -150,21 +178,30 @@ def grid(schedule: Schedule) -> str:
 def _needs(schedule: Schedule, action: Action) -> list[Action]:
     """Returns the actions that an action needs, in addition to those before it on its device."""
     stage, i, last = action.stage, action.microbatch, schedule.num_stages - 1
+    # The backward pass that gives the gradients of the stage's inputs.
+    backward = schedule.kinds[1]
     if action.kind is Kind.FORWARD:
         return [Action(stage - 1, Kind.FORWARD, i)] if stage > 0 else []
-    if action.kind is Kind.BACKWARD:
-        after = [Action(stage + 1, Kind.BACKWARD, i)] if stage < last else []
+    if action.kind in (Kind.BACKWARD, Kind.BACKWARD_INPUT):
+        after = [Action(stage + 1, backward, i)] if stage < last else []
         return [Action(stage, Kind.FORWARD, i), *after]
     return {
+        Kind.BACKWARD_WEIGHT: [Action(stage, Kind.BACKWARD_INPUT, i)],
         Kind.SEND_FORWARD: [Action(stage, Kind.FORWARD, i)],
         Kind.RECEIVE_FORWARD: [Action(stage - 1, Kind.SEND_FORWARD, i)],
-        Kind.SEND_BACKWARD: [Action(stage, Kind.BACKWARD, i)],
+        Kind.SEND_BACKWARD: [Action(stage, backward, i)],
         Kind.RECEIVE_BACKWARD: [Action(stage + 1, Kind.SEND_BACKWARD, i)],
     }[action.kind]
 
 
 def _ticks(action: Action) -> float:
-    return {Kind.FORWARD: FORWARD_TICKS, Kind.BACKWARD: BACKWARD_TICKS}.get(action.kind, 0)
+    half = BACKWARD_TICKS / 2
+    return {
+        Kind.FORWARD: FORWARD_TICKS,
+        Kind.BACKWARD: BACKWARD_TICKS,
+        Kind.BACKWARD_INPUT: half,
+        Kind.BACKWARD_WEIGHT: half,
+    }.get(action.kind, 0)
 
 
 def _timed(
@@ -211,7 +248,7 @@ def _stuck(schedule: Schedule, following: Sequence[int], done: Collection[Action
 def computations(schedule: Schedule) -> Schedule:
     """Returns the same table without messages."""
     computed = tuple(
-        tuple(action for action in actions if action.kind in (Kind.FORWARD, Kind.BACKWARD))
+        tuple(action for action in actions if action.kind in COMPUTATIONS)
         for actions in schedule.devices
     )
     return Schedule(schedule.name, schedule.num_stages, schedule.num_microbatches, computed)

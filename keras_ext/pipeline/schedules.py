@@ -1,4 +1,4 @@
-"""The available schedules as tables of actions: GPipe, 1F1B, eager 1F1B and interleaved 1F1B. Pure: no TensorFlow.
+"""The available schedules as tables of actions: GPipe, three kinds of 1F1B, and ZB-H1. Pure: no TensorFlow.
 
 With p = 3 devices and m = 4 micro-batches, GPipe
 
@@ -10,8 +10,18 @@ those of at most p micro-batches. Both idle for (p - 1) / (m + p - 1) of the tim
 each device, has v times less idle time and v times more messages. 1F1B waits once per micro-batch for messages; eager
 1F1B has about twice as many micro-batches in flight, so that it does not wait if a message takes less time than a pass.
 
+ZB-H1 splits backward passes. The stage before waits only for the gradients of a stage's inputs, in parentheses; those of
+its weights, in square brackets, fill the time in which 1F1B waits:
+
+    device 0   0   1   2  (0) [0]  3  (1) [1]  .  (2) [2]  .  (3) [3]
+    device 1   .   0   1  (0)  2  (1) [0]  3  (2) [1] (3) [2] [3]  .
+    device 2   .   .   0  (0)  1  (1)  2  (2) [0]  3  (3) [1] [2] [3]     all take one tick
+
+It holds the activations of at most p micro-batches on each device, as the first device does in 1F1B, and idles for
+(p - 1) / (3 m + p - 1) of the time.
+
 Sources: Huang et al., arXiv:1811.06965 (GPipe); Narayanan et al., arXiv:1806.03377 and arXiv:2104.04473 (1F1B,
-interleaved); Zhuang et al., arXiv:2211.05322 (eager 1F1B).
+interleaved); Zhuang et al., arXiv:2211.05322 (eager 1F1B); Qi et al., arXiv:2401.10241 (ZB-H1).
 """
 
 from __future__ import annotations
@@ -66,6 +76,27 @@ def interleaved(num_devices: int, num_microbatches: int, stages_per_device: int 
     return Schedule("interleaved_1f1b", num_devices * stages_per_device, num_microbatches, tuple(devices))
 
 
+def zero_bubble_h1(num_devices: int, num_microbatches: int) -> Schedule:
+    """Returns ZB-H1: 1F1B whose backward passes are split, at 1F1B's memory (arXiv:2401.10241, section 2.1).
+
+    Device k runs the weights' backward pass of a micro-batch k micro-batches after the inputs' one. So the last devices,
+    which 1F1B lets hold fewer micro-batches, have some of these passes left to fill the end of the batch.
+    """
+    _check(num_devices=num_devices, num_microbatches=num_microbatches)
+    devices = []
+    for k in range(num_devices):
+        forward = [Action(k, Kind.FORWARD, i) for i in range(num_microbatches)]
+        inputs = [Action(k, Kind.BACKWARD_INPUT, i) for i in range(num_microbatches)]
+        weights = [Action(k, Kind.BACKWARD_WEIGHT, i) for i in range(num_microbatches)]
+        actions: list[Action] = []
+        for action in _alternating(forward, inputs, num_devices - 1 - k):
+            actions.append(action)
+            if action.kind is Kind.BACKWARD_INPUT and action.microbatch >= k:
+                actions.append(weights[action.microbatch - k])
+        devices.append((*actions, *weights[max(0, num_microbatches - k) :]))
+    return Schedule("zb_h1", num_devices, num_microbatches, tuple(devices))
+
+
 def _one_stage_each(name: str, num_devices: int, num_microbatches: int, ahead: int) -> Schedule:
     """Returns 1F1B in which each device runs `ahead` warm-up forwards per downstream device, then alternates."""
     _check(num_devices=num_devices, num_microbatches=num_microbatches)
@@ -83,6 +114,7 @@ SCHEDULES: Mapping[str, Callable[..., Schedule]] = {
     "1f1b": one_forward_one_backward,
     "eager_1f1b": eager_one_forward_one_backward,
     "interleaved_1f1b": interleaved,
+    "zb_h1": zero_bubble_h1,
 }
 
 

@@ -19,9 +19,19 @@ from keras_ext.pipeline.svg_chart import IDLE, Box, chart, shades
 from keras_ext.pipeline.validation import validate
 from keras_ext.text_table import text_table
 
-#: Blue and orange, which colour-blind people can tell apart; one is also darker than the other.
-COLOURS = {Kind.FORWARD: "#0072b2", Kind.BACKWARD: "#e69f00"}
-NAMES = {Kind.FORWARD: "forward", Kind.BACKWARD: "backward"}
+#: Blue, orange and green, which colour-blind people can tell apart; blue is also darker than the others.
+COLOURS = {
+    Kind.FORWARD: "#0072b2",
+    Kind.BACKWARD: "#e69f00",
+    Kind.BACKWARD_INPUT: "#e69f00",
+    Kind.BACKWARD_WEIGHT: "#009e73",
+}
+NAMES = {
+    Kind.FORWARD: "forward",
+    Kind.BACKWARD: "backward",
+    Kind.BACKWARD_INPUT: "backward of inputs",
+    Kind.BACKWARD_WEIGHT: "backward of weights",
+}
 
 
 @dataclass(frozen=True)
@@ -126,15 +136,15 @@ class Timeline:
             lane = self.schedule.device_of(action.stage)
             boxes.append(Box(lane, start * scale, end * scale, str(action.microbatch), tooltip, colour))
         meanings = [self._stages_at(chunk) if num_chunks > 1 else "" for chunk in range(num_chunks)]
-        forward, backward = (
+        legend = [
             [(colour, NAMES[kind] + meaning) for colour, meaning in zip(colours[kind], meanings, strict=True)]
-            for kind in COLOURS
-        )
+            for kind in self.schedule.kinds
+        ]
         waiting = "waiting"
         if self.clock_error:
             waiting += f"; clocks of processes aligned to {self._written(self.clock_error)}"
         axis = "time since the step began (ms)" if self.measured else "time (ticks)"
-        return chart(self._title, self._bubbles, self.device_names, boxes, [forward, backward, [(IDLE, waiting)]], axis)
+        return chart(self._title, self._bubbles, self.device_names, boxes, [*legend, [(IDLE, waiting)]], axis)
 
     def chrome_trace(self) -> dict[str, Any]:
         """Returns the events for Chrome's ``about:tracing`` and Perfetto; a planned tick is shown as a millisecond."""
@@ -177,9 +187,10 @@ class Timeline:
         return picture, trace
 
     def __str__(self) -> str:
-        rows = [("", "busy", "mean forward", "mean backward")]
+        kinds = self.schedule.kinds
+        rows = [("", "busy", *(f"mean {NAMES[kind]}" for kind in kinds))]
         for k, name in enumerate(self.device_names):
-            rows.append((name, f"{self._busy(k):.1%}", self._mean(k, Kind.FORWARD), self._mean(k, Kind.BACKWARD)))
+            rows.append((name, f"{self._busy(k):.1%}", *(self._mean(k, kind) for kind in kinds)))
         return "\n".join([f"{self._title}; length: {self._written(self.length)}", self._bubbles, *text_table(rows)])
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from keras_ext.pipeline.messages import with_messages
-from keras_ext.pipeline.schedule import Action, Kind, Schedule, computations, fault
+from keras_ext.pipeline.schedule import COMPUTATIONS, Action, Schedule, computations, fault
 
 
 def validate(schedule: Schedule) -> None:
@@ -22,15 +22,17 @@ def validate(schedule: Schedule) -> None:
                 raise fault(schedule, k, position, f"{action} belongs on device {schedule.device_of(action.stage)}")
             if action in seen:
                 raise fault(schedule, k, position, f"{action} occurs twice")
+            if action.kind in COMPUTATIONS and action.kind not in schedule.kinds:
+                raise fault(schedule, k, position, f"{action} is a whole backward pass, but others are split")
             seen[action] = position
     for stage in range(schedule.num_stages):
-        for kind in (Kind.FORWARD, Kind.BACKWARD):
+        for kind in schedule.kinds:
             for microbatch in range(schedule.num_microbatches):
                 action = Action(stage, kind, microbatch)
                 if action not in seen:
                     k = schedule.device_of(stage)
                     raise fault(schedule, k, len(schedule.devices[k]), f"{action} is missing")
-    with_its_messages = any(action.kind not in (Kind.FORWARD, Kind.BACKWARD) for action in seen)
+    with_its_messages = any(action.kind not in COMPUTATIONS for action in seen)
     if with_its_messages:
         for k, actions in enumerate(with_messages(computations(schedule)).devices):
             missing = [action for action in actions if action not in seen]

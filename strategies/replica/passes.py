@@ -15,13 +15,7 @@ from strategies.replica.placeholders import SHARDED, Placeholders
 from strategies.replica.recording import may_have_gradient, with_distinct_gradients
 from strategies.replica.rounding import unrounded
 from strategies.replica.slices import accumulated
-from strategies.replica.traced_passes import TracedPasses
-
-#: Takes a gradient, or None, for each output; tensors to wait for; and totals, to which the gradients of the variables
-#: are added. None, instead of all totals or of one, counts as zero. Returns the gradients of the inputs, and the
-#: totals; each is None if there is none. Call it at most once.
-Vjp = Callable[..., tuple[list[Any], list[Any]]]
-
+from strategies.replica.traced_passes import Totals, TracedPasses
 
 class Recompute(NamedTuple):
     """Recomputation in the backward pass, so that intermediate tensors are not held until then.
@@ -39,9 +33,89 @@ class Recompute(NamedTuple):
     hold: Callable[[Sequence[Any]], Callable[[Sequence[Any]], Sequence[Any]]] | None = None
 
 
-#: Takes gradients of outputs (None where not wanted), totals, and tensors to wait for before weights are gathered.
-#: Returns gradients of inputs, and the totals.
-_Differentiate = Callable[[Sequence[Any], Sequence[Any], Sequence[Any]], tuple[list[Any], list[Any]]]
+class _Differentiate(NamedTuple):
+    """The backward pass of one call.
+
+    Attributes:
+        whole: takes gradients of outputs (None where not wanted), totals, and tensors to wait for before weights are
+            gathered. Returns gradients of inputs, and the totals.
+        in_halves: takes the same without totals. Returns gradients of inputs, and a function that takes totals, and
+            tensors to wait for, and returns the totals.
+    """
+
+    whole: Callable[[Sequence[Any], Sequence[Any], Sequence[Any]], tuple[list[Any], list[Any]]]
+    in_halves: Callable[[Sequence[Any], Sequence[Any]], tuple[list[Any], Totals]]
+
+
+class Vjp:
+    """The backward pass of one call of `Passes`. Call it, or `in_halves`, at most once.
+
+    Args:
+        scope: returns a context manager that puts ops on the computation's device.
+        outputs: the outputs of the call.
+        inputs: its inputs.
+        num_variables: the number of variables.
+        differentiate: computes the gradients.
+    """
+
+    def __init__(
+        self,
+        scope: Callable[[], contextlib.AbstractContextManager[None]],
+        outputs: Sequence[Any],
+        inputs: Sequence[Any],
+        num_variables: int,
+        differentiate: _Differentiate,
+    ) -> None:
+        self._scope = scope
+        self._wanted = [may_have_gradient(y) for y in outputs]
+        self._num_inputs = len(inputs)
+        self._num_variables = num_variables
+        self._differentiate = differentiate
+
+    def __call__(
+        self, upstream: Sequence[Any], after: Sequence[Any] = (), totals: Sequence[Any] | None = None
+    ) -> tuple[list[Any], list[Any]]:
+        """Returns the gradients of the inputs, and the totals; each is None if there is none.
+
+        Args:
+            upstream: a gradient, or None, for each output.
+            after: tensors to wait for.
+            totals: for each variable, what its gradient is added to. None, instead of all or of one, counts as zero.
+        """
+        totals = [None] * self._num_variables if totals is None else totals
+        given = self._given(upstream)
+        if all(dy is None for dy in given):
+            return [None] * self._num_inputs, list(totals)
+        with self._scope():
+            return self._differentiate.whole(_after(after, given), totals, after)
+
+    def in_halves(self, upstream: Sequence[Any], after: Sequence[Any] = ()) -> tuple[list[Any], Totals]:
+        """Returns the gradients of the inputs, and a function that computes the totals later.
+
+        In line, and in eager execution, all gradients are computed at once, and only added to the totals later.
+
+        Args:
+            upstream: a gradient, or None, for each output.
+            after: tensors to wait for.
+
+        Returns:
+            The gradients, and a function that takes totals, and tensors to wait for, and returns the totals. Call it
+            at most once.
+        """
+        given = self._given(upstream)
+        if all(dy is None for dy in given):
+            return [None] * self._num_inputs, lambda totals, after=(): list(totals)
+        with self._scope():
+            gradients, finish = self._differentiate.in_halves(_after(after, given), after)
+
+        def add_to(totals: Sequence[Any], after: Sequence[Any] = ()) -> list[Any]:
+            with self._scope(), tf.control_dependencies(list(after)):
+                return finish(totals, after)
+
+        return gradients, add_to
+
+    def _given(self, upstream: Sequence[Any]) -> list[Any]:
+        return [dy if wanted else None for wanted, dy in zip(self._wanted, upstream, strict=True)]
 
 
 class Passes:
@@ -92,20 +166,7 @@ class Passes:
                 outputs, differentiate = self._forward(own)
             else:
                 outputs, differentiate = self._call(own, after)
-
-        def vjp(
-            upstream: Sequence[Any], after: Sequence[Any] = (), totals: Sequence[Any] | None = None
-        ) -> tuple[list[Any], list[Any]]:
-            given = [dy if may_have_gradient(y) else None for y, dy in zip(outputs, upstream, strict=True)]
-            totals = [None] * len(self._variables) if totals is None else totals
-            if all(dy is None for dy in given):
-                return [None] * len(own), list(totals)
-            with self._scope():
-                with tf.control_dependencies(list(after)):
-                    above = [None if dy is None else tf.identity(dy) for dy in given]
-                return differentiate(above, totals, after)
-
-        return outputs, vjp
+        return outputs, Vjp(self._scope, outputs, own, len(self._variables), differentiate)
 
     def held_bytes(self, inputs: Sequence[Any]) -> int:
         """Returns the bytes that a call on such inputs keeps alive: outputs, and tensors that the backward pass needs.
@@ -118,19 +179,27 @@ class Passes:
         """Computes the outputs in line; returns them with the function that differentiates them."""
         outputs, gradients_of = self._recorded(inputs)
 
-        def differentiate(
-            upstream: Sequence[Any], totals: Sequence[Any], after: Sequence[Any]
-        ) -> tuple[list[Any], list[Any]]:
+        def in_halves(upstream: Sequence[Any], after: Sequence[Any]) -> tuple[list[Any], Totals]:
             del after
             found = gradients_of(upstream)
-            number = len(inputs)
-            dependence = shares.current_dependence()
-            return found[:number], [
-                maximum([total, own]) if is_overwritten(variable) else accumulated(total, own, dependence)
-                for variable, total, own in zip(self._variables, totals, found[number:], strict=True)
-            ]
 
-        return outputs, differentiate
+            def add_to(totals: Sequence[Any], after: Sequence[Any]) -> list[Any]:
+                del after
+                dependence = shares.current_dependence()
+                return [
+                    maximum([total, own]) if is_overwritten(variable) else accumulated(total, own, dependence)
+                    for variable, total, own in zip(self._variables, totals, found[len(inputs) :], strict=True)
+                ]
+
+            return found[: len(inputs)], add_to
+
+        def whole(
+            upstream: Sequence[Any], totals: Sequence[Any], after: Sequence[Any]
+        ) -> tuple[list[Any], list[Any]]:
+            gradients, add_to = in_halves(upstream, after)
+            return gradients, add_to(totals, after)
+
+        return outputs, _Differentiate(whole, in_halves)
 
     def _recorded(self, inputs: Sequence[Any]) -> tuple[list[Any], Callable[[Sequence[Any]], list[Any]]]:
         """Computes the outputs; returns them with a function from their gradients to those of inputs and variables."""
@@ -178,15 +247,26 @@ class Passes:
         hold = None if self._recompute is None else self._recompute.hold
         fetch = None if hold is None else hold(inputs)
 
-        def differentiate(
+        def held(upstream: Sequence[Any]) -> Sequence[Any]:
+            return inputs if fetch is None else fetch([dy for dy in upstream if dy is not None])
+
+        def whole(
             upstream: Sequence[Any], totals: Sequence[Any], after: Sequence[Any]
         ) -> tuple[list[Any], list[Any]]:
-            given = inputs if fetch is None else fetch([dy for dy in upstream if dy is not None])
-            return traced.call_back(given, kept, upstream, totals, after)
+            return traced.call_back(held(upstream), kept, upstream, totals, after)
 
-        return outputs, differentiate
+        def in_halves(upstream: Sequence[Any], after: Sequence[Any]) -> tuple[list[Any], Totals]:
+            return traced.call_back_in_halves(held(upstream), kept, upstream, after)
+
+        return outputs, _Differentiate(whole, in_halves)
 
     def _trace(self, specs: tuple[tf.TensorSpec, ...]) -> TracedPasses:
         if specs not in self._traced:
             self._traced[specs] = TracedPasses(self._scope, self._recorded, self._variables, specs, self._placeholders)
         return self._traced[specs]
+
+
+def _after(after: Sequence[Any], gradients: Sequence[Any]) -> list[Any]:
+    """Returns the gradients, once other tensors are ready."""
+    with tf.control_dependencies(list(after)):
+        return [None if dy is None else tf.identity(dy) for dy in gradients]

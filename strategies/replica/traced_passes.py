@@ -16,6 +16,7 @@ import tensorflow as tf
 from strategies.batches import shares
 from strategies.batches.row_kinds import Kind
 from strategies.batches.row_marks import mark
+from strategies.replica.backward_halves import BackwardHalves
 from strategies.replica.overwritten import is_overwritten, maximum, no_maximum
 from strategies.replica.placeholders import DerivedCapture, Placeholders
 from strategies.replica.recording import may_have_gradient, recorded
@@ -24,6 +25,10 @@ from strategies.replica.slices import Lookups, accumulated, side_by_side
 #: Takes inputs. Returns the outputs, and a function that takes their gradients (None where not wanted) and returns the
 #: gradients of inputs and variables; this function may be called several times.
 Record = Callable[[Sequence[Any]], tuple[list[Any], Callable[[Sequence[Any]], list[Any]]]]
+
+
+#: Takes totals, and tensors to wait for before weights are gathered; returns the totals with gradients added to them.
+Totals = Callable[..., list[Any]]
 
 
 class _Backward(NamedTuple):
@@ -66,6 +71,7 @@ class TracedPasses:
         self._variables = variables
         # The keys say which outputs have gradients: unused outputs have none, and pass none on.
         self._backward: dict[tuple[bool, ...], _Backward] = {}
+        self._halves: dict[tuple[bool, ...], BackwardHalves] = {}
         self._nothings: dict[Any, tf.Tensor] = {}
 
         def forward(*inputs: tf.Tensor) -> list[Any]:
@@ -119,29 +125,75 @@ class TracedPasses:
             totals: for each variable, a tensor, slices of rows, or None.
             after: tensors to wait for before weights are gathered for the backward pass.
         """
+        backward = self._backward_for(upstream)
+        self._capture(backward.function, backward.captured, inputs, kept, after)
+        given = (*(dy for dy in upstream if dy is not None), *self._given_totals(backward, totals))
+        made = iter(backward.function(*given))
+        gradients = [next(made) if has_one else None for has_one in backward.has_gradient]
+        return gradients[: len(inputs)], self._new_totals(backward, gradients[len(inputs) :], totals)
+
+    def call_back_in_halves(
+        self, inputs: Sequence[Any], kept: Sequence[Any], upstream: Sequence[Any], after: Sequence[Any] = ()
+    ) -> tuple[list[Any], Totals]:
+        """Returns the gradients of inputs, and a function that computes the totals later; see `BackwardHalves`.
+
+        Args:
+            inputs: see `call_back`, as for the other arguments.
+            kept: the tensors that the forward call kept.
+            upstream: gradients of the outputs, or None.
+            after: tensors to wait for before weights are gathered for the backward pass.
+        """
+        backward, number = self._backward_for(upstream), len(inputs)
+        key = tuple(dy is not None for dy in upstream)
+        given = [dy for dy in upstream if dy is not None]
+        if key not in self._halves:
+            with self._forward.graph.as_default():
+                num_gradients = sum(backward.has_gradient[:number])
+                self._halves[key] = BackwardHalves(backward.function, len(given), num_gradients, _function)
+        halves = self._halves[key]
+        self._capture(halves.first, halves.captured[0], inputs, kept, after)
+        made, needed = halves.gradients(given)
+        found = iter(made)
+
+        def totals_with(totals: Sequence[Any], after: Sequence[Any] = ()) -> list[Any]:
+            self._capture(halves.second, halves.captured[1], inputs, kept, after)
+            rest = iter(halves.totals(needed, given, self._given_totals(backward, totals)))
+            gradients = [next(rest) if has_one else None for has_one in backward.has_gradient[number:]]
+            return self._new_totals(backward, gradients, totals)
+
+        return [next(found) if has_one else None for has_one in backward.has_gradient[:number]], totals_with
+
+    def _backward_for(self, upstream: Sequence[Any]) -> _Backward:
         pattern = tuple(dy is not None for dy in upstream)
         if pattern not in self._backward:
             with self._forward.graph.as_default(), self._capturing():
                 self._trace_back(pattern)
-        function, has_gradient, is_dense, captured = self._backward[pattern]
-        # The function makes the sums: one op for a pass, instead of one for each variable.
-        given = [
-            self._nothing(variable) if not dense else _none_yet(variable) if total is None else total
-            for variable, total, dense in zip(self._variables, totals, is_dense, strict=True)
-        ]
+        return self._backward[pattern]
+
+    def _capture(
+        self, function: Any, captured: Sequence[Any], inputs: Sequence[Any], kept: Sequence[Any], after: Sequence[Any]
+    ) -> None:
+        """Gives a backward function the tensors of one call of the forward pass."""
         function.set_external_captures(
             self._with_weights([self._found(value, inputs, kept) for value in captured], after)
         )
-        made = iter(function(*(dy for dy in upstream if dy is not None), *given))
-        gradients = [next(made) if has_one else None for has_one in has_gradient]
+
+    def _given_totals(self, backward: _Backward, totals: Sequence[Any]) -> list[Any]:
+        """Returns the totals as arguments: the function makes the sums, one op for a pass instead of one a variable."""
+        return [
+            self._nothing(variable) if not dense else _none_yet(variable) if total is None else total
+            for variable, total, dense in zip(self._variables, totals, backward.is_dense, strict=True)
+        ]
+
+    def _new_totals(self, backward: _Backward, gradients: Sequence[Any], totals: Sequence[Any]) -> list[Any]:
         new = [
             gradient if dense or gradient is None else _slices(variable, *gradient)
-            for variable, gradient, dense in zip(self._variables, gradients[len(inputs) :], is_dense, strict=True)
+            for variable, gradient, dense in zip(self._variables, gradients, backward.is_dense, strict=True)
         ]
         dependence = shares.current_dependence()
-        return gradients[: len(inputs)], [
+        return [
             gradient if dense else accumulated(total, gradient, dependence)
-            for total, gradient, dense in zip(totals, new, is_dense, strict=True)
+            for total, gradient, dense in zip(totals, new, backward.is_dense, strict=True)
         ]
 
     def _nothing(self, variable: Any) -> tf.Tensor:
