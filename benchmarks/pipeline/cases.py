@@ -29,6 +29,12 @@ class Case:
         p, m = self.num_stages, self.num_microbatches
         return m * p / (m + p - 1)
 
+    @property
+    def ideal_speedup_of_zb_h1(self) -> float:
+        """The same for ZB-H1, if a forward pass and both halves of a backward pass take equally long."""
+        p, m = self.num_stages, self.num_microbatches
+        return 3 * m * p / (3 * m + p - 1)
+
 
 @dataclass(frozen=True)
 class Workload:

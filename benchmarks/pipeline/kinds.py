@@ -29,6 +29,7 @@ KINDS: Mapping[str, Kind] = {
     "unrolled": Kind("plain Keras, micro-batches in line in one graph"),
     "gpipe": Kind("PipelineModel, gpipe", "gpipe"),
     "1f1b": Kind("PipelineModel, 1f1b", "1f1b"),
+    "zb_h1": Kind("PipelineModel, zb_h1", "zb_h1"),
     "one_stage": Kind("PipelineModel of one stage", "1f1b"),
     "torch_gpipe": Kind("torch.distributed.pipelining, gloo, ScheduleGPipe", "gpipe", True, "torch"),
     "torch_1f1b": Kind("torch.distributed.pipelining, gloo, Schedule1F1B", "1f1b", True, "torch"),

@@ -13,7 +13,7 @@ from pipeline.cases import Case, Workload
 from pipeline.kinds import KINDS
 
 #: Rows of the tables that are not measured, by the name that comparisons use.
-REFERENCES = {"ideal": "m p / (m + p - 1)", "limit": "limit"}
+REFERENCES = {"ideal": "m p / (m + p - 1)", "ideal_zb_h1": "3 m p / (3 m + p - 1)", "limit": "limit"}
 LIMIT_OF_TRACE_SECONDS = 20.0
 #: Rows of one micro-batch, for parts whose batch size is not set by a flag.
 ROWS_OF_MICROBATCH = {"sleep": 1, "memory": 4, "trace": 2}
@@ -44,22 +44,28 @@ class Part:
 
 PARTS: Mapping[str, Part] = {
     "sleep": Part(
-        ("gpipe", "1f1b"),
+        ("gpipe", "1f1b", "zb_h1"),
         "speedup over the stages one after the other",
-        (("gpipe", "ideal", 0.95, False), ("1f1b", "ideal", 0.95, False)),
+        (
+            ("gpipe", "ideal", 0.95, False),
+            ("1f1b", "ideal", 0.95, False),
+            ("zb_h1", "ideal_zb_h1", 0.96, False),
+            ("zb_h1", "1f1b", None, False),
+        ),
         (2, 4, 8),
         (8, 16, 32),
         num_steps=1,
         num_rounds=3,
     ),
     "dense": Part(
-        ("plain", "gpipe", "torch_gpipe", "1f1b", "torch_1f1b"),
+        ("plain", "gpipe", "torch_gpipe", "1f1b", "torch_1f1b", "zb_h1"),
         "ms/step",
         (
             ("gpipe", "torch_gpipe", 0.85, True),
             ("1f1b", "torch_1f1b", 0.85, True),
             ("gpipe", "plain", None, True),
             ("1f1b", "plain", None, True),
+            ("zb_h1", "1f1b", None, True),
         ),
         (2,),
         (8,),
@@ -76,9 +82,14 @@ PARTS: Mapping[str, Part] = {
         num_rounds=11,
     ),
     "memory": Part(
-        ("plain", "gpipe", "1f1b"),
+        ("plain", "gpipe", "1f1b", "zb_h1"),
         "MB",
-        (("1f1b", "gpipe", 0.45, True), ("gpipe", "plain", None, True), ("1f1b", "plain", None, True)),
+        (
+            ("1f1b", "gpipe", 0.45, True),
+            ("gpipe", "plain", None, True),
+            ("1f1b", "plain", None, True),
+            ("zb_h1", "1f1b", None, True),
+        ),
         (4,),
         (16,),
         num_steps=3,
@@ -139,11 +150,12 @@ def comparisons(name: str, names: Collection[str], case: Case) -> list[Compariso
 def references(load: Workload) -> dict[str, list[float]]:
     """Returns the reference values of comparisons, which are not measured, repeated for each round."""
     wanted = {other for _, other, _, _ in PARTS[load.part].compared} & set(REFERENCES)
-    return {
-        _row(name, case): [case.ideal_speedup if name == "ideal" else LIMIT_OF_TRACE_SECONDS] * load.num_rounds
-        for case in load.cases
-        for name in sorted(wanted)
-    }
+
+    def value(name: str, case: Case) -> float:
+        ideals = {"ideal": case.ideal_speedup, "ideal_zb_h1": case.ideal_speedup_of_zb_h1}
+        return ideals.get(name, LIMIT_OF_TRACE_SECONDS)
+
+    return {_row(name, case): [value(name, case)] * load.num_rounds for case in load.cases for name in sorted(wanted)}
 
 
 def _row(name: str, case: Case) -> str:

@@ -11,10 +11,10 @@ import tensorflow as tf
 
 
 class Sleep(keras.layers.Layer):
-    """Multiplies by one weight and sleeps; sleeps twice as long in its backward pass.
+    """Multiplies by one weight and sleeps; in its backward pass, sleeps once for each of its two gradients.
 
     Args:
-        seconds: seconds of sleep in the forward pass.
+        seconds: seconds of each sleep.
     """
 
     def __init__(self, seconds: float, **kwargs: Any) -> None:
@@ -29,11 +29,15 @@ class Sleep(keras.layers.Layer):
         """Maps inputs of any shape to outputs of the same shape."""
 
         @tf.custom_gradient
-        def asleep(x: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
-            return _later(x, self.seconds), lambda upstream: _later(upstream, 2 * self.seconds)
+        def asleep(x: tf.Tensor, scale: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], Any]]:
+            def backward(upstream: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+                woken = _later(upstream, self.seconds)
+                # One after the other, as a device computes them.
+                return woken * scale, tf.reduce_sum(_later(woken, self.seconds) * x)
 
-        # Both gradients, of the weight and of the inputs, depend on the sleep in the backward pass.
-        return asleep(inputs * self.scale)
+            return _later(x * scale, self.seconds), backward
+
+        return asleep(inputs, tf.convert_to_tensor(self.scale))
 
     def compute_output_shape(self, input_shape: Any) -> Any:
         """Returns the shape of the inputs."""

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -82,7 +83,7 @@ class Schedule:
         """The number of devices."""
         return len(self.devices)
 
-    @property
+    @functools.cached_property
     def kinds(self) -> tuple[Kind, ...]:
         """The kinds of computations of each stage and micro-batch, in the order in which these depend on each other."""
         found = {action.kind for actions in self.devices for action in actions}
@@ -247,10 +248,7 @@ def _stuck(schedule: Schedule, following: Sequence[int], done: Collection[Action
 
 def computations(schedule: Schedule) -> Schedule:
     """Returns the same table without messages."""
-    computed = tuple(
-        tuple(action for action in actions if action.kind in COMPUTATIONS)
-        for actions in schedule.devices
-    )
+    computed = tuple(tuple(action for action in actions if action.kind in COMPUTATIONS) for actions in schedule.devices)
     return Schedule(schedule.name, schedule.num_stages, schedule.num_microbatches, computed)
 
 

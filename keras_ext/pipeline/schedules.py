@@ -10,11 +10,11 @@ those of at most p micro-batches. Both idle for (p - 1) / (m + p - 1) of the tim
 each device, has v times less idle time and v times more messages. 1F1B waits once per micro-batch for messages; eager
 1F1B has about twice as many micro-batches in flight, so that it does not wait if a message takes less time than a pass.
 
-ZB-H1 splits backward passes. The stage before waits only for the gradients of a stage's inputs, in parentheses; those of
-its weights, in square brackets, fill the time in which 1F1B waits:
+ZB-H1 splits backward passes. The stage before waits only for the gradients of a stage's inputs, in parentheses; those
+of its weights, in square brackets, fill the time in which 1F1B waits:
 
-    device 0   0   1   2  (0) [0]  3  (1) [1]  .  (2) [2]  .  (3) [3]
-    device 1   .   0   1  (0)  2  (1) [0]  3  (2) [1] (3) [2] [3]  .
+    device 0   0   1   2   .   .  (0) [0]  3  (1) [1] (2) [2] (3) [3]
+    device 1   .   0   1   .  (0)  2  (1) [0]  3  (2) [1] (3) [2] [3]
     device 2   .   .   0  (0)  1  (1)  2  (2) [0]  3  (3) [1] [2] [3]     all take one tick
 
 It holds the activations of at most p micro-batches on each device, as the first device does in 1F1B, and idles for
@@ -79,8 +79,8 @@ def interleaved(num_devices: int, num_microbatches: int, stages_per_device: int 
 def zero_bubble_h1(num_devices: int, num_microbatches: int) -> Schedule:
     """Returns ZB-H1: 1F1B whose backward passes are split, at 1F1B's memory (arXiv:2401.10241, section 2.1).
 
-    Device k runs the weights' backward pass of a micro-batch k micro-batches after the inputs' one. So the last devices,
-    which 1F1B lets hold fewer micro-batches, have some of these passes left to fill the end of the batch.
+    Device k runs the weights' backward pass of a micro-batch k micro-batches after the inputs' one. So the last
+    devices, which hold fewer micro-batches in 1F1B, have some of these passes left to fill the end of the batch.
     """
     _check(num_devices=num_devices, num_microbatches=num_microbatches)
     devices = []

@@ -1,8 +1,8 @@
 """A traced backward pass in two functions: one computes the gradients of inputs, the other those of variables.
 
-A stage of a pipeline waits for the gradients of the next stage's inputs only, so those of variables may come later. Both
-are the ops of one backward pass, which is traced as a whole and then cut: the first function gets the ops on which the
-gradients of inputs depend, and returns what the others need from them; the second one gets the others.
+A stage of a pipeline waits for the gradients of the next stage's inputs only, so those of variables may come later.
+Both are the ops of one backward pass, which is traced as a whole and then cut: the first function gets the ops on which
+the gradients of inputs depend, and returns what the others need from them; the second one gets the others.
 
 ```
     upstream ──► dx of layer 3 ──► dx of layer 2 ──► dx of layer 1 ──► gradients of inputs      first function

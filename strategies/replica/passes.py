@@ -17,6 +17,7 @@ from strategies.replica.rounding import unrounded
 from strategies.replica.slices import accumulated
 from strategies.replica.traced_passes import Totals, TracedPasses
 
+
 class Recompute(NamedTuple):
     """Recomputation in the backward pass, so that intermediate tensors are not held until then.
 
@@ -193,9 +194,7 @@ class Passes:
 
             return found[: len(inputs)], add_to
 
-        def whole(
-            upstream: Sequence[Any], totals: Sequence[Any], after: Sequence[Any]
-        ) -> tuple[list[Any], list[Any]]:
+        def whole(upstream: Sequence[Any], totals: Sequence[Any], after: Sequence[Any]) -> tuple[list[Any], list[Any]]:
             gradients, add_to = in_halves(upstream, after)
             return gradients, add_to(totals, after)
 
@@ -250,9 +249,7 @@ class Passes:
         def held(upstream: Sequence[Any]) -> Sequence[Any]:
             return inputs if fetch is None else fetch([dy for dy in upstream if dy is not None])
 
-        def whole(
-            upstream: Sequence[Any], totals: Sequence[Any], after: Sequence[Any]
-        ) -> tuple[list[Any], list[Any]]:
+        def whole(upstream: Sequence[Any], totals: Sequence[Any], after: Sequence[Any]) -> tuple[list[Any], list[Any]]:
             return traced.call_back(held(upstream), kept, upstream, totals, after)
 
         def in_halves(upstream: Sequence[Any], after: Sequence[Any]) -> tuple[list[Any], Totals]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from keras_ext.pipeline.messages import Traffic, with_messages
 from keras_ext.pipeline.schedule import Schedule
-from keras_ext.pipeline.schedules import interleaved, one_forward_one_backward
+from keras_ext.pipeline.schedules import interleaved, one_forward_one_backward, zero_bubble_h1
 
 
 def table(schedule: Schedule) -> list[str]:
@@ -15,6 +15,13 @@ def test_messages() -> None:
     assert table(with_messages(one_forward_one_backward(2, 2))) == [
         "0F0 0SF0 0F1 0SF1 0RB0 0B0 0RB1 0B1",
         "1RF0 1F0 1B0 1SB0 1RF1 1F1 1B1 1SB1",
+    ]
+
+
+def test_gradients_of_weights_are_not_sent() -> None:
+    assert table(with_messages(zero_bubble_h1(2, 2))) == [
+        "0F0 0SF0 0F1 0SF1 0RB0 0I0 0W0 0RB1 0I1 0W1",
+        "1RF0 1F0 1I0 1SB0 1RF1 1F1 1I1 1SB1 1W0 1W1",
     ]
 
 

@@ -76,6 +76,12 @@ INPUTS: Mapping[Any, Callable[[], Any]] = {
 CASES = {
     "2 stages, 1f1b": (skipping, {"pipe": 2}, {"num_microbatches": 4}),
     "4 stages, gpipe": (skipping, {"pipe": 4}, {"num_microbatches": 3, "schedule": "gpipe"}),
+    "4 stages, zb_h1": (skipping, {"data": 2, "pipe": 4}, {"num_microbatches": 5, "schedule": "zb_h1"}),
+    "zb_h1, loops and masks": (
+        recurrent,
+        {"pipe": 2},
+        {"num_microbatches": 3, "partition": ["upper"], "schedule": "zb_h1", "remat": [0]},
+    ),
     "4 stages on 2 devices": (skipping, {"pipe": 2}, {"num_microbatches": 5, "schedule": "interleaved_1f1b"}),
     "replicas": (skipping, {"data": 2, "pipe": 2}, {"num_microbatches": 4}),
     "more micro-batches than rows": (skipping, {"pipe": 2}, {"num_microbatches": 16}),
@@ -160,6 +166,7 @@ def normalizing() -> keras.Model:
 
 
 SCHEDULES = {"1": ("1f1b", 1), "2, 1f1b": ("1f1b", 2), "4, gpipe": ("gpipe", 4), "2 x 2": ("interleaved_1f1b", 2)}
+SCHEDULES["4, zb_h1"] = ("zb_h1", 4)
 
 
 @pytest.mark.usefixtures("without_rewriting")

@@ -15,6 +15,7 @@ from keras_ext.pipeline.schedules import (
     gpipe,
     interleaved,
     one_forward_one_backward,
+    zero_bubble_h1,
 )
 from keras_ext.pipeline.validation import validate
 
@@ -70,6 +71,19 @@ def test_interleaved() -> None:
     ]
 
 
+def test_zero_bubble_h1() -> None:
+    assert table(zero_bubble_h1(3, 4)) == [
+        "0F0 0F1 0F2 0I0 0W0 0F3 0I1 0W1 0I2 0W2 0I3 0W3",
+        "1F0 1F1 1I0 1F2 1I1 1W0 1F3 1I2 1W1 1I3 1W2 1W3",
+        "2F0 2I0 2F1 2I1 2F2 2I2 2W0 2F3 2I3 2W1 2W2 2W3",
+    ]
+    assert str(zero_bubble_h1(3, 4)).splitlines()[1:] == [
+        "device 0   0   1   2   .   .  (0) [0]  3  (1) [1] (2) [2] (3) [3]",
+        "device 1   .   0   1   .  (0)  2  (1) [0]  3  (2) [1] (3) [2] [3]",
+        "device 2   .   .   0  (0)  1  (1)  2  (2) [0]  3  (3) [1] [2] [3]",
+    ]
+
+
 SMALL = list(itertools.product(range(1, 6), range(1, 9)))
 
 
@@ -79,6 +93,7 @@ MAKERS: dict[str, Callable[[int, int], Schedule]] = {
     "eager 1f1b": eager_one_forward_one_backward,
     "interleaved, 2": lambda p, m: interleaved(p, m, 2),
     "interleaved, 3": lambda p, m: interleaved(p, m, 3),
+    "zero bubble, h1": zero_bubble_h1,
 }
 
 
@@ -102,7 +117,7 @@ def test_of_all_small_ones(make: Callable[[int, int], Schedule]) -> None:
         assert sent.count(Kind.SEND_FORWARD) == sent.count(Kind.SEND_BACKWARD)
         for stage in range(schedule.num_stages):
             # Gradients are accumulated in the order of the micro-batches.
-            for kind in (Kind.FORWARD, Kind.BACKWARD):
+            for kind in schedule.kinds:
                 ordered = [a.microbatch for a in order if a.stage == stage and a.kind is kind]
                 assert ordered == list(range(m))
 
@@ -117,6 +132,27 @@ def test_bubble_of_interleaved_is_smaller_by_the_stages_of_a_device() -> None:
     for p, rounds, v in itertools.product(range(1, 5), range(1, 4), range(1, 4)):
         m = p * rounds
         assert interleaved(p, m, v).bubble() == pytest.approx((p - 1) / (v * m + p - 1))
+
+
+def test_zero_bubble_h1_waits_a_third_of_1f1b_at_its_memory() -> None:
+    for p, m in itertools.product(range(1, 7), range(1, 15)):
+        schedule, before = zero_bubble_h1(p, m), one_forward_one_backward(p, m)
+        most = max(before.num_held(stage) for stage in range(p))
+        assert max(schedule.num_held(stage) for stage in range(p)) == most == min(p, m)
+        if m >= p:
+            assert schedule.bubble() == pytest.approx((p - 1) / (3 * m + p - 1))
+        assert schedule.bubble() <= before.bubble()
+
+
+def test_zero_bubble_h1_never_waits_longer_than_1f1b_with_other_times() -> None:
+    for p, m, forward, inputs, weights in itertools.product((2, 4), (4, 8, 16), (1, 2), (1, 2, 3), (1, 2)):
+        ticks = {Kind.FORWARD: forward, Kind.BACKWARD_INPUT: inputs, Kind.BACKWARD_WEIGHT: weights}
+        ticks[Kind.BACKWARD] = inputs + weights
+        split, whole = (
+            max(end for _, end in make(p, m).times(lambda action, ticks=ticks: ticks[action.kind]).values())
+            for make in (zero_bubble_h1, one_forward_one_backward)
+        )
+        assert split <= whole
 
 
 @pytest.mark.parametrize("arguments", [(0, 1), (1, 0), (2, -1)])

@@ -15,7 +15,7 @@ import pytest
 
 from keras_ext.pipeline.messages import with_messages
 from keras_ext.pipeline.schedule import Action, Kind, Schedule
-from keras_ext.pipeline.schedules import gpipe, interleaved, one_forward_one_backward
+from keras_ext.pipeline.schedules import gpipe, interleaved, one_forward_one_backward, zero_bubble_h1
 from keras_ext.pipeline.timeline import Timeline
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -58,6 +58,20 @@ def test_bubble_of_a_plan_is_the_formula(make: Callable[[int, int], Schedule]) -
         assert timeline.bubble == pytest.approx((p - 1) / (m + p - 1))
         assert timeline.planned_bubble == pytest.approx(timeline.bubble)
         assert timeline.length == 3 * (m + p - 1)
+
+
+def test_a_plan_of_split_backward_passes_has_a_colour_and_a_column_for_each_half() -> None:
+    timeline = Timeline.planned(zero_bubble_h1(2, 2))
+    assert str(timeline).splitlines()[2].split("  ")[-3:] == [
+        "mean forward",
+        "mean backward of inputs",
+        "mean backward of weights",
+    ]
+    assert len({each.get("fill") for each in elements(timeline, "box")}) == 3
+    assert {"forward", "backward of inputs", "backward of weights"} <= set(texts(timeline))
+    assert {event["name"] for event in timeline.chrome_trace()["traceEvents"] if event["ph"] == "X"} == {
+        *("F0", "F1", "I0", "I1", "W0", "W1")
+    }
 
 
 def test_plan_leaves_messages_out() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from keras_ext.pipeline.messages import with_messages
 from keras_ext.pipeline.schedule import Action, Kind, Schedule
-from keras_ext.pipeline.schedules import gpipe, one_forward_one_backward
+from keras_ext.pipeline.schedules import gpipe, one_forward_one_backward, zero_bubble_h1
 from keras_ext.pipeline.validation import validate
 
 
@@ -35,6 +35,25 @@ FAULTS: dict[str, tuple[Callable[[list[Action]], list[Action]], str]] = {
 def test_a_fault_is_marked(what: str) -> None:
     change, mark = FAULTS[what]
     schedule = one_forward_one_backward(2, 3)
+    with pytest.raises(ValueError, match=f"(?s){what}.*{mark}"):
+        validate(changed(schedule, 1, change(list(schedule.devices[1]))))
+
+
+SPLIT_FAULTS: dict[str, tuple[Callable[[list[Action]], list[Action]], str]] = {
+    "1W1 waits for 1I1, which never runs": (lambda actions: [*actions[:2], actions[5], *actions[2:5]], r">1W1<"),
+    "1W1 is missing": (lambda actions: actions[:-1], r"1W0 ><"),
+    "1B1 is a whole backward pass, but others are split": (
+        lambda actions: [Action(1, Kind.BACKWARD, 1) if a.kind is Kind.BACKWARD_INPUT else a for a in actions],
+        r">1B1<",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", SPLIT_FAULTS)
+def test_a_fault_in_a_split_backward_pass(what: str) -> None:
+    change, mark = SPLIT_FAULTS[what]
+    schedule = zero_bubble_h1(2, 2)
+    assert [str(action) for action in schedule.devices[1]] == ["1F0", "1I0", "1F1", "1I1", "1W0", "1W1"]
     with pytest.raises(ValueError, match=f"(?s){what}.*{mark}"):
         validate(changed(schedule, 1, change(list(schedule.devices[1]))))
 

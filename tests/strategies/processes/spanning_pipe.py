@@ -80,7 +80,10 @@ def mlp() -> keras.Model:
     return keras.Sequential([keras.Input((6,)), *hidden, layers.Dense(1)])
 
 
-@pytest.mark.parametrize(("schedule", "in_line"), [("gpipe", True), ("interleaved_1f1b", False), ("eager_1f1b", True)])
+SCHEDULES = [("gpipe", True), ("interleaved_1f1b", False), ("eager_1f1b", True), ("zb_h1", False)]
+
+
+@pytest.mark.parametrize(("schedule", "in_line"), SCHEDULES)
 def test_schedules_and_functions(schedule: str, in_line: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The last batch has fewer rows than there are micro-batches."""
     monkeypatch.setattr(executor, "MOST_CALLS_IN_LINE", 10**9 if in_line else 0)

@@ -26,18 +26,24 @@ def run(
     in_line: bool,
     recompute: Recompute | None = None,
     calls: int = 2,
+    in_halves: bool = False,
 ) -> Results:
-    """Returns outputs and gradients of some calls, in one graph; 0 for a missing gradient."""
+    """Returns outputs and gradients of some calls, in one graph; 0 for a missing gradient.
+
+    With `in_halves`, the gradients of variables are computed after all others.
+    """
 
     @tf.function(autograph=False)
     def everything(*inputs: tf.Tensor) -> list[Any]:
         passes = Passes(contextlib.nullcontext, function, variables, recompute, in_line)
-        found: list[Any] = []
+        made: list[Any] = []
         for i in range(calls):
             outputs, vjp = passes([x if x.dtype.is_integer else x * (i + 1.0) for x in inputs])
-            input_gradients, variable_gradients = vjp(
-                [tf.ones_like(y) * 0.5 if y.dtype.is_floating else None for y in outputs]
-            )
+            upstream = [tf.ones_like(y) * 0.5 if y.dtype.is_floating else None for y in outputs]
+            made.append((outputs, *(vjp.in_halves if in_halves else vjp)(upstream)))
+        found: list[Any] = []
+        for outputs, input_gradients, of_variables in made:
+            variable_gradients = of_variables([None] * len(variables)) if in_halves else of_variables
             found += [
                 *outputs,
                 *input_gradients,
@@ -89,9 +95,14 @@ def test_functions_give_what_ops_in_line_give(case: Any) -> None:
     make, inputs = case
     unused = tf.Variable(1.0)
     kernel = tf.Variable(KERNEL)
-    results = [run(make(kernel), inputs, [kernel, unused], in_line) for in_line in (True, False)]
-    for one, other in zip(*results, strict=True):
-        np.testing.assert_array_equal(one, other)
+    results = [
+        run(make(kernel), inputs, [kernel, unused], in_line, in_halves=in_halves)
+        for in_line in (True, False)
+        for in_halves in (False, True)
+    ]
+    for one, *others in zip(*results, strict=True):
+        for other in others:
+            np.testing.assert_array_equal(one, other)
     assert any(np.abs(value).sum() > 0 for value in results[0][3:])
 
 
@@ -176,3 +187,5 @@ def test_nothing_wanted_gives_nothing() -> None:
     for in_line in (True, False):
         _, vjp = Passes(contextlib.nullcontext, lambda x: [x @ kernel], [kernel], None, in_line)([numbers(3, 4)])
         assert vjp([None]) == ([None], [None])
+        gradients, add_to = vjp.in_halves([None])
+        assert (gradients, add_to([None])) == ([None], [None])
