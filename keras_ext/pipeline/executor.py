@@ -30,7 +30,6 @@ LossFunction = Callable[[Sequence[int], Sequence[Sequence[Any]], Sequence[Sequen
 #: Called at the start (False) and at the end (True) of each action.
 ActionCallback = Callable[[Action, bool], None]
 
-
 #: The largest number of stages' forward passes that are traced in line. With more, each stage is a function in the
 #: graph, traced once and not for each micro-batch: 16 micro-batches through 4 stages of a small transformer are traced
 #: in 6 s instead of 22. Steps take a few percent longer, so a small number of passes is traced in line.
@@ -84,16 +83,14 @@ class Run:
         }
         self._state.penalties = {k: values for k, (values, _) in self._own_penalties.items()}
         self._vjps: dict[tuple[int, int], Any] = {}
-        # Of split backward passes: functions that add the gradients of weights to totals.
         self._add_to_totals: dict[tuple[int, int], Any] = {}
         self._passes: dict[Any, Any] = {}
-        # The ops of a backward pass in line run when they can: nothing would hold back the gradients of weights.
+        # In line, nothing would hold back the gradients of weights.
         self._in_line = len(placed.stages) * len(inputs) <= MOST_CALLS_IN_LINE and not schedule.splits_backward
         self._totals: list[list[Any]] = [[None] * len(own) for own in variables]
         self._dependencies = ControlDependencies(schedule.devices)
-        self._exchange = (
-            Exchange(placed, self._state, self._dependencies, backward=schedule.kinds[1]) if placed.crosses else None
-        )
+        own = placed, self._state, self._dependencies
+        self._exchange = Exchange(*own, backward=schedule.kinds[1]) if placed.crosses else None
         # True if the loss is computed once from all micro-batches.
         self._joins_losses = False
 
@@ -138,15 +135,14 @@ class Run:
         return values, vjp
 
     def _compute(self, action: Action, loss_function: LossFunction | None) -> None:
-        if action.kind is Kind.BACKWARD_WEIGHT:
+        if action.kind is Kind.FORWARD:
+            self._forward(action)
+            if action.stage == len(self._stages) - 1 and loss_function is not None:
+                self._forward_ended(action.microbatch, loss_function)
+        elif action.kind is Kind.BACKWARD_WEIGHT:
             self._weights_backward(action)
-            return
-        if action.kind is not Kind.FORWARD:
+        else:
             self._backward(action)
-            return
-        self._forward(action)
-        if action.stage == len(self._stages) - 1 and loss_function is not None:
-            self._forward_ended(action.microbatch, loss_function)
 
     def _forward(self, action: Action) -> None:
         k, i = action.stage, action.microbatch
@@ -285,23 +281,22 @@ class Run:
         ]
         num_added = len(self._state.added[k, i])
         upstream = [*output_gradients, *(self._gathered(part, (i, "added", k, n)) for n in range(num_added))]
-        after, is_split = self._started(action, not_none(upstream)), action.kind is Kind.BACKWARD_INPUT
-        if is_split:
+        after, dependencies = self._started(action, not_none(upstream)), []
+        if action.kind is Kind.BACKWARD_INPUT:
             input_gradients, self._add_to_totals[k, i] = vjp.in_halves(upstream, after)
         else:
             input_gradients, self._totals[k] = vjp(upstream, after, self._totals[k])
-        dependencies = []
+            dependencies += not_none(self._totals[k])
         # `input_gradients` also has gradients of masks, after those of inputs; they are not used.
         given = [tensor for tensor, is_present in zip(stage.inputs, has_input, strict=True) if is_present]
         for tensor, gradient in zip(given, input_gradients, strict=False):
             if gradient is not None and id(tensor) not in self._from_outside:
                 self._state.note((i, id(tensor)), gradient)
                 dependencies.append(gradient)
-        dependencies += [] if is_split else not_none(self._totals[k])
         self._ended(action, dependencies or self._dependencies.last(part))
 
     def _weights_backward(self, action: Action) -> None:
-        """Adds the gradients of a stage's weights, whose inputs have theirs, to the totals."""
+        """Adds the gradients of a stage's weights, the second half of a backward pass, to the totals."""
         k = action.stage
         add_to = self._add_to_totals.pop((k, action.microbatch))
         self._totals[k] = add_to(self._totals[k], self._started(action, ()))

@@ -48,8 +48,8 @@ class PipelineModel(keras.Model):
             ``"interleaved_1f1b"``.
         num_microbatches: the number of micro-batches of a batch. If it does not divide the number of rows, the first
             micro-batches are larger; a batch with fewer rows has fewer micro-batches.
-        schedule: ``"gpipe"``, ``"1f1b"``, ``"eager_1f1b"`` (for stages in several processes), ``"interleaved_1f1b"``, or
-            ``"zb_h1"``, which computes the gradients of weights while 1F1B would wait.
+        schedule: ``"gpipe"``, ``"1f1b"``, ``"eager_1f1b"`` (for stages in several processes), ``"interleaved_1f1b"``,
+            or ``"zb_h1"``, which computes the gradients of weights while 1F1B would wait.
         partition: ``"time"``: stages take equally long, where each layer's passes are timed with zeros, or with words
             of its vocabulary; ``"parameters"``: equal numbers of weights; ``"uniform"``: equal numbers of layers; the
             names of the layers at which stages begin, without the first stage's; or a

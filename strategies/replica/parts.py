@@ -23,7 +23,7 @@ from strategies.collectives.process_groups import ProcessGroups
 from strategies.replica.axis_mappings import AxisMappings
 from strategies.replica.passes import Passes, Recompute
 from strategies.replica.recording import compute_on
-from strategies.replica.traced_passes import added
+from strategies.replica.slices import added
 from strategies.topology.devices import full_name, short_name
 from strategies.topology.mesh import DeviceMesh
 from strategies.topology.placement import local_grid, owned_parts, replica_mesh

@@ -17,7 +17,7 @@ batch, too.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -95,6 +95,20 @@ def summed_by_index(slices: tf.IndexedSlices) -> tf.IndexedSlices:
     indices, positions = tf.unique(slices.indices)
     values = tf.math.unsorted_segment_sum(slices.values, positions, tf.shape(indices)[0])
     return tf.IndexedSlices(values, mark(indices, Kind.DISTINCT), slices.dense_shape)
+
+
+def added(gradients: Iterable[Any]) -> Any:
+    """Returns the sum of gradients (tensors or slices of rows) in their order; None if there are none."""
+    total = None
+    for gradient in gradients:
+        total = gradient if total is None else total if gradient is None else _sum_of(total, gradient)
+    return total
+
+
+def _sum_of(one: Any, other: Any) -> Any:
+    if isinstance(one, tf.IndexedSlices) and isinstance(other, tf.IndexedSlices):
+        return side_by_side([one, other])
+    return tf.convert_to_tensor(one) + tf.convert_to_tensor(other)
 
 
 def accumulated(total: Any, gradient: Any, dependence: RowDependence) -> Any:

@@ -8,7 +8,7 @@ the gradient while the backward pass is traced, so that the results are those of
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -20,7 +20,7 @@ from strategies.replica.backward_halves import BackwardHalves
 from strategies.replica.overwritten import is_overwritten, maximum, no_maximum
 from strategies.replica.placeholders import DerivedCapture, Placeholders
 from strategies.replica.recording import may_have_gradient, recorded
-from strategies.replica.slices import Lookups, accumulated, side_by_side
+from strategies.replica.slices import Lookups, accumulated, added
 
 #: Takes inputs. Returns the outputs, and a function that takes their gradients (None where not wanted) and returns the
 #: gradients of inputs and variables; this function may be called several times.
@@ -307,20 +307,6 @@ def _function(function: Callable[..., Any]) -> Any:
             return function(*args)
 
     return tf.function(traced, autograph=False, jit_compile=False, experimental_attributes=attributes)
-
-
-def added(gradients: Iterable[Any]) -> Any:
-    """Returns the sum of gradients (tensors or slices of rows) in their order; None if there are none."""
-    total = None
-    for gradient in gradients:
-        total = gradient if total is None else total if gradient is None else _sum_of(total, gradient)
-    return total
-
-
-def _sum_of(one: Any, other: Any) -> Any:
-    if isinstance(one, tf.IndexedSlices) and isinstance(other, tf.IndexedSlices):
-        return side_by_side([one, other])
-    return tf.convert_to_tensor(one) + tf.convert_to_tensor(other)
 
 
 def _has_own_memory(value: Any) -> bool:
