@@ -87,7 +87,7 @@ def addition(op: Op) -> Kind:
     """Returns the kind of sums and differences of terms."""
     # A mean plus a number that each replica draws is still a mean: that of the rows with their replica's number added.
     kinds = {Kind.SAME if kind is Kind.DRAWN else kind for kind in op.inputs}
-    if op.type == "BiasAdd" and kinds == {Kind.ROWS} and set(op.num_rows) == {1}:
+    if op.type == "BiasAdd" and kinds == {Kind.ROWS} and _has_one_row(op):
         # Keras adds one row, without its dimension of rows, to another as if it were a bias.
         return Kind.ROWS
     if kinds == {Kind.SAME} or kinds & {Kind.PAIRS, Kind.SHAPE, Kind.DISTINCT, Kind.SOME, *_FAULTY}:
@@ -110,6 +110,12 @@ def addition(op: Op) -> Kind:
         # Keras' penalties begin with 0.
         return Kind.SUM
     return Kind.SUM if kinds <= {Kind.SUM, Kind.COUNT} else Kind.MIXED
+
+
+def _has_one_row(op: Op) -> bool:
+    """Returns True if the replica, or its micro-batch, is known to have one row."""
+    shape, axis = op.shape(0), op.layout(0).axis
+    return set(op.num_rows) == {1} or (shape is not None and 0 <= axis < len(shape) and shape[axis] == 1)
 
 
 def _shifted_extreme(op: Op, kinds: Collection[Kind]) -> Kind:

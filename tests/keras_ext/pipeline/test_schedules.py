@@ -149,7 +149,7 @@ def test_zero_bubble_h1_never_waits_longer_than_1f1b_with_other_times() -> None:
         ticks = {Kind.FORWARD: forward, Kind.BACKWARD_INPUT: inputs, Kind.BACKWARD_WEIGHT: weights}
         ticks[Kind.BACKWARD] = inputs + weights
         split, whole = (
-            max(end for _, end in make(p, m).times(lambda action, ticks=ticks: ticks[action.kind]).values())
+            max(end for _, end in make(p, m).times(functools.partial(_ticks, ticks)).values())
             for make in (zero_bubble_h1, one_forward_one_backward)
         )
         assert split <= whole
