@@ -109,11 +109,12 @@ def apply_alone(
     if share is None or not (alike and is_plain and optimizer.built and not optimizer.gradient_accumulation_steps):
         raise ValueError(
             "Gradients are applied inside a tf.cond, a tf.while_loop or a tf.function of a step, where the replicas "
-            "of a process cannot synchronize. That works in a step that Keras' trainer runs, with an optimizer that "
-            "is built, with gradients that tape.gradient gave outside of it, and without `shard`. To apply "
-            "gradients of several steps at once, leave that to Keras: optimizer=keras.optimizers.SGD(0.1, "
-            f"gradient_accumulation_steps=4). Received: {type(optimizer).__name__}, built={optimizer.built}, "
-            f"gradients of the global batch: {alike}."
+            "of a process cannot synchronize. That works in one process, in a step that Keras' trainer runs, with an "
+            "optimizer that is built, with gradients that tape.gradient gave outside of it, without `shard` and "
+            "without CentralStorageStrategy. To apply gradients of several steps at once, leave that to Keras: "
+            "optimizer=keras.optimizers.SGD(0.1, gradient_accumulation_steps=4). Received: "
+            f"{engine.num_processes} process(es), {type(optimizer).__name__}, built={optimizer.built}, gradients of "
+            f"the global batch: {alike}."
         )
     replica = share.replica_id - engine.layout.first_replica
 

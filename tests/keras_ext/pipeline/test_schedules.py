@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import pytest
@@ -142,6 +143,10 @@ def test_zero_bubble_h1_waits_a_third_of_1f1b_at_its_memory() -> None:
         if m >= p:
             assert schedule.bubble() == pytest.approx((p - 1) / (3 * m + p - 1))
         assert schedule.bubble() <= before.bubble()
+
+
+def _ticks(ticks: Mapping[Kind, float], action: Action) -> float:
+    return ticks[action.kind]
 
 
 def test_zero_bubble_h1_never_waits_longer_than_1f1b_with_other_times() -> None:

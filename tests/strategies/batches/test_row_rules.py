@@ -104,6 +104,10 @@ def op(type_: str, *inputs: Kind, rank: int | None = 0, **known: Any) -> Op:
         (op("Square", SHIFTED, rank=2), UNKNOWN),
         (op("MatMul", SHIFTED, SAME, rank=2, r0=2), SHIFTED),
         (op("AddV2", ROWS, ROWS, rank=2, r0=2, r1=2, axis1=1), PAIRS),
+        # Keras adds a row without its first dimension as a bias. With several rows, it would be another row.
+        (op("BiasAdd", ROWS, ROWS, rank=2, s0=[1, 8], r0=2, s1=[8], r1=1), ROWS),
+        (op("BiasAdd", ROWS, ROWS, rank=2, s0=[None, 8], r0=2, s1=[8], r1=1, rows=[1]), ROWS),
+        (op("BiasAdd", ROWS, ROWS, rank=2, s0=[2, 8], r0=2, s1=[8], r1=1, rows=[2]), PAIRS),
         (op("AddV2", MEAN, DRAWN), MEAN),
         (op("AddV2", SAME, DRAWN), DRAWN),
         (op("AddV2", MAX, SAME), MAX),
