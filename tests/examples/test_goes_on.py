@@ -106,6 +106,7 @@ def test_one_process(program: list[str], tmp_path: Path) -> None:
         assert _curve(killed) == _curve(calm)
 
 
+@pytest.mark.parity_all
 def test_a_rank_of_two(tmp_path: Path) -> None:
     calm, killed = tmp_path / "calm", tmp_path / "killed"
     _finish(tmp_path, _command(GPT, calm, 2))

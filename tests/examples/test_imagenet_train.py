@@ -55,7 +55,9 @@ def test_meshes_of_one_process(mesh: str, folder: Path, curve: dict[str, list[fl
     _assert_equal(imagenet_runs.run(folder, mesh, mesh=mesh), curve)
 
 
-@pytest.mark.parametrize("strategy", [pytest.param("multi_worker", marks=pytest.mark.parity_all), "horovod"])
+# The example of a language model trains in two processes without the flag.
+@pytest.mark.parity_all
+@pytest.mark.parametrize("strategy", ["multi_worker", "horovod"])
 def test_meshes_of_two_processes(strategy: str, folder: Path, curve: dict[str, list[float]], tmp_path: Path) -> None:
     _run_on_several(strategy, 2, folder, tmp_path)
     for mesh in imagenet_runs.MESHES:

@@ -101,6 +101,7 @@ def test_the_same_bits_on_one_device(make: Any) -> None:
     assert_same(again, held, 0)
 
 
+@pytest.mark.parity_all
 def test_equals_one_device_that_holds_all() -> None:
     # Statistics are per replica: compare only with replicas.
     devices = ["CPU:0", "CPU:1"]

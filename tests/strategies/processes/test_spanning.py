@@ -11,7 +11,12 @@ LIMIT_SECONDS = 900
 #: Engine, processes, devices of each, meshes, tests. Each axis crosses, alone and with others, over either engine.
 DEFAULT = [
     pytest.param("HorovodStrategy", 4, 1, [{"pipe": 2, "tensor": 2}, {"data": 2, "pipe": 2}], "mlp", id="four"),
-    pytest.param("MultiWorkerMirroredStrategy", 2, 1, [{"pipe": 2}, {"tensor": 2}], "resnet", id="two"),
+    # `test_suites` runs other models in two processes.
+    pytest.param(
+        *("MultiWorkerMirroredStrategy", 2, 1, [{"pipe": 2}, {"tensor": 2}], "resnet"),
+        marks=pytest.mark.parity_all,
+        id="two",
+    ),
 ]
 ALL = [
     pytest.param(engine, *world, [], "", id=f"{engine}-{world[0]}-{world[1]}")
