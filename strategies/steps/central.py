@@ -24,6 +24,7 @@ import tensorflow as tf
 
 from strategies._tf_internals import Mirrored, PerReplica, UpdateContext
 from strategies.replica.rounding import rounded, rounding_of
+from strategies.steps import state_writes
 from strategies.steps.layout import ReplicaLayout, local_values
 from strategies.steps.maxima import with_maxima
 from strategies.steps.optimizer_state import OptimizerState
@@ -71,11 +72,21 @@ class CentralVariable(ReplicaStateVariable):
     def _get_replica(self, replica_id: int) -> Any:
         return self.component
 
+    def _write(self, method: str, write: state_writes.Write, *options: Any) -> Any:
+        # The value is that of the global batch already: TensorFlow would sum it over the replicas, for a variable with
+        # an aggregation.
+        value = tf.convert_to_tensor(write.value, self.dtype)
+        return self._write_once(lambda component, agreed: getattr(component, method)(agreed, *options), value)
+
     def _update_replica(self, update_fn: Callable[..., Any], value: Any, **kwargs: Any) -> Any:
         if self.aggregation != _NONE:
             return super()._update_replica(update_fn, value, **kwargs)
-        # A layer writes its own weight, as SpectralNormalization does. A replica that is ahead would overwrite a value
-        # that others still have to read: the replicas synchronize, and the weight is written once.
+        # A layer writes its own weight, as SpectralNormalization does.
+        return self._write_once(update_fn, value, **kwargs)
+
+    def _write_once(self, update_fn: Callable[..., Any], value: Any, **kwargs: Any) -> Any:
+        # A replica that is ahead would overwrite a value that others still have to read: the replicas synchronize, and
+        # the weight is written once.
         context = tf.distribute.get_replica_context()
         return context.merge_call(functools.partial(self._written_once, update_fn), args=(value,), kwargs=kwargs)
 

@@ -54,27 +54,27 @@ class ReplicaStateVariable(ReadableNumber, MirroredVariable):
     def assign(self, value: Any, use_locking: bool = False, name: str | None = None, read_value: bool = True) -> Any:
         """Assigns ``value``; in a trainer's step, the value of the global batch, see `state_writes`."""
         write = self._global_write(value, is_increment=False)
-        if write is None or not self.has_own_components:
-            return super().assign(value if write is None else write.value, use_locking, name, read_value)
-        return self._component_of(write).assign(write.value, use_locking, name, read_value)
+        if write is None:
+            return super().assign(value, use_locking, name, read_value)
+        return self._write("assign", write, use_locking, name, read_value)
 
     def assign_add(
         self, value: Any, use_locking: bool = False, name: str | None = None, read_value: bool = True
     ) -> Any:
         """Adds ``value``; in a trainer's step, the value of the global batch, see `state_writes`."""
         write = self._global_write(value, is_increment=True)
-        if write is None or not self.has_own_components:
-            return super().assign_add(value if write is None else write.value, use_locking, name, read_value)
-        return self._component_of(write).assign_add(write.value, use_locking, name, read_value)
+        if write is None:
+            return super().assign_add(value, use_locking, name, read_value)
+        return self._write("assign_add", write, use_locking, name, read_value)
 
     def assign_sub(
         self, value: Any, use_locking: bool = False, name: str | None = None, read_value: bool = True
     ) -> Any:
         """Subtracts ``value``; in a trainer's step, the value of the global batch, see `state_writes`."""
         write = self._global_write(value, is_increment=True)
-        if write is None or not self.has_own_components:
-            return super().assign_sub(value if write is None else write.value, use_locking, name, read_value)
-        return self._component_of(write).assign_sub(write.value, use_locking, name, read_value)
+        if write is None:
+            return super().assign_sub(value, use_locking, name, read_value)
+        return self._write("assign_sub", write, use_locking, name, read_value)
 
     def scatter_add(self, sparse_delta: Any, use_locking: bool = False, name: str | None = None) -> Any:
         """Adds slices; in a trainer's step, the slices of the global batch."""
@@ -126,10 +126,11 @@ class ReplicaStateVariable(ReadableNumber, MirroredVariable):
             return state_writes.first_replica_write(share, value, self.dtype)
         return state_writes.global_write(share, self._plain_name, value, self.dtype, is_increment=is_increment)
 
-    def _component_of(self, write: state_writes.Write) -> Any:
+    def _write(self, method: str, write: state_writes.Write, *options: Any) -> Any:
+        """Calls a method of the running replica's component with the value of a write, and its options."""
         if write.differs:
             self.distribute_strategy.extended.engine.steps.note_write(self, by_program=True)
-        return self._get()
+        return getattr(self._get(), method)(write.value, *options)
 
     def read_value(self) -> tf.Tensor:
         """Reads the variable; in a trainer's step, first synchronizes replicas' own writes."""

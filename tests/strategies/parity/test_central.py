@@ -29,6 +29,7 @@ ALWAYS = (
     "Embedding, sparse gradients, gradient_accumulation_steps",
     "AUC, Precision, Recall, F1 and other counts",
     "run_eagerly=True",
+    "state of each kind that a layer keeps",
     "mixed_float16, overflow on one replica only",
     *(name for name in OWN if name != "saved, loaded, gone on"),
 )
