@@ -22,6 +22,7 @@ from strategies.batches import shares
 from strategies.batches.row_kinds import Kind
 from strategies.batches.row_marks import mark
 from strategies.batches.row_warnings import warn
+from strategies.collectives.descriptions import listed
 from strategies.engine.engine import engine_of
 from strategies.engine.strategy import Finding
 
@@ -103,4 +104,4 @@ def warn_of_norms(model: Any) -> None:
     for finding in norms_of_microbatches(model):
         by_difference.setdefault((finding.difference, finding.fix), []).append(repr(finding.layer))
     for (difference, fix), names in by_difference.items():
-        warn(f"The pipeline {model.name!r} with {', '.join(names)}: {difference.removesuffix('.')}", fix)
+        warn(f"The pipeline {model.name!r} with {listed(names, at_most=4)}: {difference.removesuffix('.')}", fix)

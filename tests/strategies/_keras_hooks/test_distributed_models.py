@@ -275,7 +275,7 @@ class ExplicitStep(ExplicitEntries):
         (ExplicitEntries, False),
         pytest.param(ExplicitEntries, True, marks=pytest.mark.parity_all),
         (ExplicitLoss, False),
-        (ExplicitStep, False),
+        pytest.param(ExplicitStep, False, marks=pytest.mark.parity_all),
     ],
 )
 def test_calls_of_keras_model_in_place_of_super(cls: Any, jit_compile: bool) -> None:
