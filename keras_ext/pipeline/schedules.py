@@ -77,7 +77,7 @@ def interleaved(num_devices: int, num_microbatches: int, stages_per_device: int 
 
 
 def zero_bubble_h1(num_devices: int, num_microbatches: int) -> Schedule:
-    """Returns ZB-H1: 1F1B whose backward passes are split, at 1F1B's memory (arXiv:2401.10241, section 2.1).
+    """Returns ZB-H1: 1F1B whose backward passes are split, at the memory of 1F1B's first stage (arXiv:2401.10241).
 
     Device k runs the weights' backward pass of a micro-batch k micro-batches after the inputs' one. So the last
     devices, which hold fewer micro-batches in 1F1B, have some of these passes left to fill the end of the batch.
