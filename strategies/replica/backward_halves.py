@@ -108,7 +108,7 @@ def _imported(
         if node.name in names:
             kept = part.node.add()
             kept.CopyFrom(node)
-            # What another function computes has run before.
+            # Control edges from ops of the other function are dropped: a call of the second runs after the first's.
             inputs = [name for name in node.input if not name.startswith("^") or name[1:] in names]
             del kept.input[:]
             kept.input.extend(inputs)

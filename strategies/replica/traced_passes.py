@@ -125,7 +125,7 @@ class TracedPasses:
             totals: for each variable, a tensor, slices of rows, or None.
             after: tensors to wait for before weights are gathered for the backward pass.
         """
-        backward = self._backward_for(upstream)
+        backward = self._backward_for(_pattern(upstream))
         self._capture(backward.function, backward.captured, inputs, kept, after)
         given = (*(dy for dy in upstream if dy is not None), *self._given_totals(backward, totals))
         made = iter(backward.function(*given))
@@ -143,14 +143,14 @@ class TracedPasses:
             upstream: gradients of the outputs, or None.
             after: tensors to wait for before weights are gathered for the backward pass.
         """
-        backward, number = self._backward_for(upstream), len(inputs)
-        key = tuple(dy is not None for dy in upstream)
+        pattern, number = _pattern(upstream), len(inputs)
+        backward = self._backward_for(pattern)
         given = [dy for dy in upstream if dy is not None]
-        if key not in self._halves:
+        if pattern not in self._halves:
             with self._forward.graph.as_default():
                 num_gradients = sum(backward.has_gradient[:number])
-                self._halves[key] = BackwardHalves(backward.function, len(given), num_gradients, _function)
-        halves = self._halves[key]
+                self._halves[pattern] = BackwardHalves(backward.function, len(given), num_gradients, _function)
+        halves = self._halves[pattern]
         self._capture(halves.first, halves.captured[0], inputs, kept, after)
         made, needed = halves.gradients(given)
         found = iter(made)
@@ -163,8 +163,7 @@ class TracedPasses:
 
         return [next(found) if has_one else None for has_one in backward.has_gradient[:number]], totals_with
 
-    def _backward_for(self, upstream: Sequence[Any]) -> _Backward:
-        pattern = tuple(dy is not None for dy in upstream)
+    def _backward_for(self, pattern: tuple[bool, ...]) -> _Backward:
         if pattern not in self._backward:
             with self._forward.graph.as_default(), self._capturing():
                 self._trace_back(pattern)
@@ -267,6 +266,11 @@ class TracedPasses:
             value.recompute(weight) if isinstance(value, DerivedCapture) else weight
             for value, weight in zip(captured, found, strict=True)
         ]
+
+
+def _pattern(upstream: Sequence[Any]) -> tuple[bool, ...]:
+    """Returns for each output whether it has a gradient."""
+    return tuple(dy is not None for dy in upstream)
 
 
 def _none_yet(variable: Any) -> tf.Tensor:
