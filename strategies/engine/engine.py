@@ -191,7 +191,7 @@ class Engine:
             return self.central.update(gradients, update, targets)
         update_of = functools.partial(self._updates.run, gradients, update, targets, accumulation)
         if may_defer and self.layout.num_processes > 1 and accumulation is None:
-            self._updates.defer(update_of)
+            self._updates.defer(update_of, targets)
             return None
         self.finish_update()
         return update_of(())[0]

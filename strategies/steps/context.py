@@ -37,7 +37,8 @@ class StepContext:
         agreed: the references of variables that have been synchronized since they were written.
         pending: by replica id and reference, the writes of a replica that are not synchronized yet: (True if by the
             program's own code, the graph of the write).
-        deferred: the update that waits until the reductions fused with its gradients are known; at most one.
+        deferred: the update that waits until the reductions fused with its gradients are known, and the references of
+            the variables that it updates; at most one.
         graph: the graph in which the step is traced; None if it runs eagerly.
         weights: by local replica, the units of sharded weights and their states, see `sharding.units`; empty if the
             weights are whole, or have changed since a replica read them.
@@ -48,7 +49,9 @@ class StepContext:
     written: dict[Any, Any] = field(default_factory=dict)
     agreed: set[Any] = field(default_factory=set)
     pending: dict[tuple[int, Any], tuple[bool, Any]] = field(default_factory=dict)
-    deferred: list[Callable[[Sequence[Any]], tuple[Any, list[Any]]]] = field(default_factory=list)
+    deferred: list[tuple[Callable[[Sequence[Any]], tuple[Any, list[Any]]], frozenset[Any]]] = field(
+        default_factory=list
+    )
     graph: Any = None
     weights: dict[int | None, Any] = field(default_factory=dict)
     totals: Mapping[Any, Any] | None = None

@@ -19,7 +19,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -123,11 +123,18 @@ class Steps:
             lifted = self._lifted[fn] = fn._clone(python_function=replicas_inside)
         return lifted(*args, **kwargs)
 
-    def take_written(self) -> list[Any]:
-        """Returns the variables that each replica wrote alone in the running step; the caller synchronizes them."""
-        written = self._writes.list_written(self.context)
-        self.context.agreed.update(variable.ref() for variable in written)
-        self.context.pending.clear()
+    def take_written(self, updated: Collection[Any] = ()) -> list[Any]:
+        """Returns the variables that each replica wrote alone in the running step; the caller synchronizes them.
+
+        Args:
+            updated: references of variables that are not returned: an update still changes them. They are synchronized
+                when the step ends.
+        """
+        written = [variable for variable in self._writes.list_written(self.context) if variable.ref() not in updated]
+        references = {variable.ref() for variable in written}
+        self.context.agreed.update(references)
+        for key in [key for key in self.context.pending if key[1] in references]:
+            del self.context.pending[key]
         return written
 
     def note_write(self, variable: Any, *, by_program: bool = False) -> None:

@@ -74,10 +74,20 @@ class Updates:
             sums = _with_same_bits(self._parts, self._layout.num_replicas, sums, targets)
         return sums, totals
 
-    def defer(self, update: Callable[[Sequence[FusedReduction]], tuple[Any, list[tf.Tensor]]]) -> None:
-        """Defers an update, which takes fused reductions, until :meth:`finish`; runs the one deferred before."""
+    def defer(
+        self,
+        update: Callable[[Sequence[FusedReduction]], tuple[Any, list[tf.Tensor]]],
+        targets: Sequence[Any] | None,
+    ) -> None:
+        """Defers an update until :meth:`finish`; runs the one deferred before.
+
+        Args:
+            update: takes fused reductions.
+            targets: the variables that it updates.
+        """
         self.finish()
-        self._steps.context.deferred.append(update)
+        updated = frozenset(each.ref() for each in targets or () if isinstance(each, tf.Variable))
+        self._steps.context.deferred.append((update, updated))
 
     def finish(self, fused: Sequence[FusedReduction] = ()) -> list[tf.Tensor] | None:
         """Runs the deferred update; its message also synchronizes the state that each replica wrote alone in the step.
@@ -91,9 +101,11 @@ class Updates:
         context = self._steps.context
         if not context.deferred:
             return None
-        vectors = state_vectors(self._steps.take_written())
+        update, updated = context.deferred.pop()
+        # A mean of what replicas wrote before the update must not overwrite it, as in SpectralNormalization's kernel.
+        vectors = state_vectors(self._steps.take_written(updated))
         state = [FusedReduction([vector.term_of_mean(context.shares)]) for vector in vectors]
-        _, totals = context.deferred.pop()([*fused, *state])
+        _, totals = update([*fused, *state])
         for vector, mean in zip(vectors, totals[len(fused) :], strict=True):
             vector.assign(mean)
         return totals[: len(fused)]

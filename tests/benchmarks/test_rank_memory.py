@@ -19,7 +19,7 @@ def test_measures_every_phase(mesh: str) -> None:
     assert done.returncode == 0, done.stderr
     rows = [line.removeprefix("| ").split(" | ") for line in done.stdout.splitlines() if line.startswith("| ")]
     assert [row[0] for row in rows[2:]] == ["build", "first pass", "save_weights", "load_weights", "train", "save"]
-    assert rows[0][2:4] == ["rank 0", "rank 1"]
+    assert rows[0][2:4] == [f"rank {rank}: parts (tensors beyond)" for rank in range(2)]
 
 
 @pytest.mark.parametrize("flag", ["--mesh=data=2", "--layers=2", "--width=4095", "--strategy=mirrored", "pipe"])

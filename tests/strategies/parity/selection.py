@@ -162,6 +162,7 @@ BETWEEN_TWO_PROCESSES = (
     "state of each kind that a layer keeps",
     "SimCLR, gather_rows",
     "logs of each kind",
+    "SpectralNormalization",
     "Adam, gradient_accumulation_steps, global_clipnorm, EMA with overwrite",
     *_SUMMED,
     "float8, int8 with LoRA, int4, gradient_accumulation_steps, global_clipnorm",

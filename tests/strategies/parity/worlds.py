@@ -15,7 +15,8 @@ from tests.processes import Programs, cluster_environments, horovodrun, python
 from tests.strategies.parity.harness import Outcome
 from tests.strategies.parity.table import World
 
-LIMIT_SECONDS = 900
+#: With --parity-all a job runs up to 200 cases, on a machine that may be busy.
+LIMIT_SECONDS = 3600
 #: Identifies a world.
 Key = TypeVar("Key", bound=Hashable)
 WORKER = str(Path(__file__).with_name("worker.py"))
