@@ -7,6 +7,10 @@ breaks. TensorFlow 2.18 has the first one in another module.
 # Names the job whose processes TensorFlow's coordination service monitors; see `eager_context` below.
 from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2 as coordination_config
 
+# Makes a function of a definition, which the runtime knows for as long as a graph has it: public importers of graphs
+# add the functions of a library to the graph only, so that the runtime does not find those that a conditional calls.
+from tensorflow.core.function.polymorphism.function_type import FunctionType
+
 # Restarts the recording of tapes where it was stopped: the public names can only stop it.
 from tensorflow.python import pywrap_tfe
 
@@ -92,6 +96,7 @@ from tensorflow.python.eager import tape as gradient_tape
 
 # tf.function's class: tf.types.experimental.PolymorphicFunction is its base, without python_function and _clone.
 from tensorflow.python.eager.def_function import Function
+from tensorflow.python.eager.polymorphic_function import atomic_function
 
 # Callbacks for each operation that runs eagerly: nothing else shows how an eager tensor was made.
 from tensorflow.python.framework import op_callbacks
@@ -126,6 +131,7 @@ __all__ = [
     "CollectiveAllReduce",
     "DistributedVariable",
     "Function",
+    "FunctionType",
     "LegacyRebatchDataset",
     "MapDataset",
     "Mirrored",
@@ -149,6 +155,7 @@ __all__ = [
     "UnaryUnchangedStructureDataset",
     "UninitializedVariable",
     "UpdateContext",
+    "atomic_function",
     "call_for_each_replica",
     "control_status_ctx",
     "coordination_config",

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Concatenate
 
 import keras
+import numpy as np
 import tensorflow as tf
 from keras.src.backend.tensorflow import random as backend_random
 from keras.src.random import seed_generator
@@ -59,9 +60,9 @@ def _next(
         return mark(tf.identity(seed), Kind.DRAWN) if shares.known_dependence() is not None else seed
     if share.num_replicas == 1 or share.draws_alike:
         return seed
-    if share.replica_id == 0:
+    if share.replica_id == 0 and share.constant_of_replica is None:
         return mark(tf.identity(seed), Kind.DRAWN)
-    offset = tf.constant([share.replica_id * _STRIDE % 2**31, 0], tf.int64)
+    offset = share.of_replica(lambda replica: np.array([replica * _STRIDE % 2**31, 0], np.int64))
     return mark(seed + tf.cast(offset, seed.dtype), Kind.DRAWN)
 
 

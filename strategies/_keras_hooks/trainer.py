@@ -40,6 +40,7 @@ from strategies.replica.whole_weights import check_frozen
 from strategies.steps.context import TrainerCall, called_by_trainer
 from strategies.steps.explained import calling
 from strategies.steps.metric_variables import MetricVariable
+from strategies.steps.replica_copies import NotAlikeError
 
 _logger = logging.getLogger(__name__)
 
@@ -124,9 +125,12 @@ def make_function(
 ) -> Step:
     """Returns the function of an iterator that Keras makes of a step, compiled and run as our strategies need it."""
     step = compiled_steps.whole(model, step_function)
-    with compiled_steps.not_by_keras(model):
-        function = original(step)
-    return _driven(model, function, "mean")
+
+    def make() -> Step:
+        with compiled_steps.not_by_keras(model):
+            return original(step)
+
+    return _driven(model, make, "mean")
 
 
 def _make_predict_function(
@@ -137,51 +141,85 @@ def _make_predict_function(
 ) -> Result:
     _check_entered(model)
     before = model.predict_function
-    with contextlib.nullcontext() if compiled_steps.is_whole(model) else compiled_steps.not_by_keras(model):
-        result = original(model, *args, **kwargs)
+
+    def original_function(*args: Any, **kwargs: Any) -> Any:
+        with contextlib.nullcontext() if compiled_steps.is_whole(model) else compiled_steps.not_by_keras(model):
+            return original(model, *args, **kwargs)
+
+    def make() -> Step:
+        driven = model.predict_function
+        original_function(force=True)
+        made, model.predict_function = model.predict_function, driven
+        return made
+
+    result = original_function(*args, **kwargs)
     if model.predict_function is not before:
-        model.predict_function = _driven(model, model.predict_function, "concat")
+        model.predict_function = _driven(model, make, "concat")
     return result
 
 
-def _driven(model: keras.Model, function: Step, combination: shares.Combination) -> Step:
-    """Returns ``function``, run as a call of the trainer (`TrainerCall`); callbacks run outside of it.
+def _driven(model: keras.Model, make: Callable[[], Step], combination: shares.Combination) -> Step:
+    """Returns the function that ``make`` returns, run as a call of the trainer (`TrainerCall`).
 
-    Where batches come from `AgreedIterator` or `ReadAheadIterator`, they are drawn before each step.
+    Callbacks run outside of it. Where batches come from `AgreedIterator` or `ReadAheadIterator`, they are drawn before
+    each step. One local replica is traced for all, until it turns out that their programs differ: then the function is
+    made and traced again.
     """
+    function = make()
     engine = engine_of(model.distribute_strategy)
     if engine is None:
         return function
     steps: list[tuple[tf.TypeSpec, Step]] = []
     counters = Counters(model)
+    traces_once = engine.layout.num_local > 1
+
+    def in_call(call: Callable[[], Any], draws_batches: bool) -> Any:
+        nonlocal function, traces_once
+        if traces_once:
+            try:
+                with called_by_trainer(TrainerCall(combination, draws_batches, traces_once=True)):
+                    return call()
+            except NotAlikeError as reason:
+                _logger.debug("%r: each replica is traced, as %s.", model.name, reason)
+                function, traces_once = make(), False
+                steps.clear()
+        with called_by_trainer(TrainerCall(combination, draws_batches)):
+            return call()
+
+    def call_step(element: Any, element_spec: Any) -> Any:
+        step = next((step for spec, step in steps if spec == element_spec), None)
+        if step is None:
+            step = _step_of(function, element_spec, model.run_eagerly)
+            steps.append((element_spec, step))
+        return step(element)
 
     def run(data: Any) -> Any:
         one_by_one = isinstance(data, (AgreedIterator, ReadAheadIterator))
         draws_batches = model.steps_per_execution > 1 and not one_by_one
         num_replicas = model.distribute_strategy.num_replicas_in_sync
-        with split_batches.explained(num_replicas), called_by_trainer(TrainerCall(combination, draws_batches)):
+        with split_batches.explained(num_replicas):
             if not one_by_one:
-                return function(data)
+                # A generator of *_on_batch has one batch, which a second trace needs, too.
+                data = list(data) if inspect.isgenerator(data) else data
+                return in_call(lambda: function(data), draws_batches)
             try:
                 first = next(data)
             except StopIteration:
                 if model.steps_per_execution == 1 and not model.run_eagerly:
                     counters.count()
                 raise
-            step = next((step for spec, step in steps if spec == data.element_spec), None)
             measured: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
-            if step is None:
-                step = _step_of(function, data.element_spec, model.run_eagerly)
-                measured = counters.measured() if not steps else measured
-                steps.append((data.element_spec, step))
+            if not steps:
+                measured = counters.measured()
             # As in Keras: runs a few steps and returns the outputs of the last.
             with measured:
-                outputs = step(first)
+                outputs = in_call(lambda: call_step(first, data.element_spec), draws_batches)
             for _ in range(1, model.steps_per_execution):
                 try:
-                    outputs = step(next(data))
+                    element = next(data)
                 except StopIteration:
                     break
+                outputs = in_call(functools.partial(call_step, element, data.element_spec), draws_batches)
             return outputs
 
     @functools.wraps(function)

@@ -52,6 +52,8 @@ class Share:
         num_all: rows of all replicas; int, or int32 scalar where not static; None where the step has no batch.
         find_first_row: returns the number of rows of the batch before this replica's, int or int32 scalar; None if
             unknown.
+        constant_of_replica: where this replica is traced for all local ones: takes a function of a replica's id, and
+            returns a constant tensor that has the function's value on each replica. Else None.
     """
 
     replica_id: int
@@ -68,6 +70,7 @@ class Share:
     graph: tf.Graph | None = None
     num_all: int | tf.Tensor | None = None
     find_first_row: Callable[[], int | tf.Tensor | None] = lambda: None
+    constant_of_replica: Callable[[Callable[[int], Any]], tf.Tensor] | None = None
 
     @property
     def in_trainer(self) -> bool:
@@ -103,6 +106,21 @@ class Share:
     def surely_has_rows(self) -> bool:
         """True if the replica is known beforehand to have rows of its own."""
         return self.has_rows is True and not self.in_inner_function
+
+    def of_replica(self, value: Callable[[int], Any]) -> Any:
+        """Returns ``value(replica_id)``; as a tensor where this replica is traced for all local ones.
+
+        Args:
+            value: returns a number or an array for a replica's id. All have one dtype and shape.
+        """
+        return value(self.replica_id) if self.constant_of_replica is None else self.constant_of_replica(value)
+
+    def on_first(self, value: tf.Tensor) -> tf.Tensor:
+        """Returns ``value`` on the first replica of the job, and zeros on the others."""
+        is_first = self.of_replica(lambda replica: replica == 0)
+        if isinstance(is_first, bool):
+            return value if is_first else tf.zeros_like(value)
+        return tf.where(is_first, value, tf.zeros_like(value))
 
     def local_weight(self) -> float | tf.Tensor:
         """Returns the weight, for use inside the replica's function."""

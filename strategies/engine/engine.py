@@ -90,6 +90,7 @@ class Engine:
             self.agreement = Agreement(self.process_group, num_together)
         #: The running step.
         self.steps = Steps(strategy, self.layout, self.waits)
+        self.steps.can_trace_once = sharding is None and parameter_device is None and self.num_processes == 1
         self._updates = Updates(parts, self.layout, gradient_sync, self.steps)
         #: The groups of replicas over which updates are sharded; None if each replica updates all weights.
         self.sharding = sharding

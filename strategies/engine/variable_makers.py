@@ -96,6 +96,7 @@ class VariableMakers:
         parts, reference = self._engine.parts, kwargs.get("colocate_with")
         maker = next(each for each in self._makers if each.applies(kwargs))
         made = maker.make(create, kwargs)
+        self._engine.steps.components.add(made)
         if parts.spans_processes and isinstance(made, tf.distribute.DistributedValues):
             set_coordinates(made, parts, reference)
         return made

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from strategies.batches.shares import Combination, Share
+from strategies.steps.replica_copies import ReplicaCopies
 
 
 @dataclass(frozen=True)
@@ -21,10 +22,12 @@ class TrainerCall:
     Attributes:
         combination: how the trainer combines the outputs of replicas; None in a custom loop.
         draws_batches: True if the function that runs the step also draws its batches, the next one during each step.
+        traces_once: True if one replica may be traced for all local ones: the caller handles `NotAlikeError`.
     """
 
     combination: Combination = None
     draws_batches: bool = False
+    traces_once: bool = False
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,7 @@ class StepContext:
         weights: by local replica, the units of sharded weights and their states, see `sharding.units`; empty if the
             weights are whole, or have changed since a replica read them.
         totals: sums of metric state over all replicas, by the variables' references, while these are read; else None.
+        copies: copies the ops of the first local replica for the others; None if each replica is traced.
     """
 
     shares: tuple[Share, ...] = ()
@@ -55,6 +59,7 @@ class StepContext:
     graph: Any = None
     weights: dict[int | None, Any] = field(default_factory=dict)
     totals: Mapping[Any, Any] | None = None
+    copies: ReplicaCopies | None = None
 
 
 _trainer: contextvars.ContextVar[TrainerCall | None] = contextvars.ContextVar("keras_strategies_trainer", default=None)

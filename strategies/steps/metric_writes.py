@@ -37,7 +37,7 @@ def term(share: Share, name: str, value: Any, dtype: tf.DType, aggregation: tf.V
             return linear(
                 dependence,
                 value,
-                same=lambda part: part if share.replica_id == 0 else tf.zeros_like(tf.convert_to_tensor(part, dtype)),
+                same=lambda part: share.on_first(tf.convert_to_tensor(part, dtype)),
                 mean=lambda part: _weighed(share, part),
                 total=lambda part: part if state_writes.is_state(part) else share.keep(part, tf.zeros_like(part)),
             )

@@ -201,8 +201,7 @@ def first_replica_write(share: Share, value: Any, dtype: tf.DType) -> Write | No
     if not can_synchronize(share):
         return None
     own = tf.cast(value, dtype)
-    addend = own if share.replica_id == 0 else tf.zeros_like(own)
-    total = tf.distribute.get_replica_context().all_reduce("SUM", tf.stop_gradient(addend))
+    total = tf.distribute.get_replica_context().all_reduce("SUM", tf.stop_gradient(share.on_first(own)))
     return Write(mark(total, Kind.SAME), differs=False)
 
 
@@ -230,8 +229,8 @@ def _addend(share: Share, term: Term) -> tf.Tensor:
     limits = (tensor.dtype.min, tensor.dtype.max)
     neutral = tf.fill(tf.shape(tensor), tf.constant(limits[0] if term.how == "max" else limits[1], tensor.dtype))
     row = share.keep(tensor, neutral)[tf.newaxis]
-    before, after = share.replica_id, share.num_replicas - share.replica_id - 1
-    return tf.pad(row, [[before, after], *([[0, 0]] * (row.shape.rank - 1))])
+    last, others = share.num_replicas - 1, [[0, 0]] * (row.shape.rank - 1)
+    return tf.pad(row, share.of_replica(lambda replica: [[replica, last - replica], *others]))
 
 
 def _warn_of_static_count(share: Share, name: str, value: Any, *, is_increment: bool) -> None:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
@@ -37,10 +38,13 @@ from strategies.batches import inputs, shares
 from strategies.batches.row_marks import marking
 from strategies.batches.rows import add_dummy_rows, rows_of
 from strategies.replica.attributes import ReplicaAttributes
+from strategies.steps.components import Components
 from strategies.steps.context import StepContext, trainer_call
 from strategies.steps.explained import merge_errors_explained
+from strategies.steps.first_replica import FirstReplica, shared_for_all
 from strategies.steps.layout import ReplicaLayout
 from strategies.steps.outputs import combined
+from strategies.steps.replica_copies import NotAlikeError, ReplicaCopies
 from strategies.steps.replica_state import ReplicaWrites, agree
 from strategies.steps.waiting import Waits
 
@@ -61,6 +65,12 @@ class _RowWeights:
         for device in devices:
             with tf.device(device):
                 self._weights.append(tf.Variable(0.0, trainable=False, name="row_weight"))
+
+    @property
+    def resources(self) -> dict[int, list[Any]]:
+        """The resources of the variables, by the id of the first one."""
+        handles = [variable.handle for variable in self._weights]
+        return {id(handles[0]): handles}
 
     def set(self, step_shares: Sequence[shares.Share]) -> None:
         """Writes the weights of a step to the variables, if any function reads them."""
@@ -96,7 +106,11 @@ class Steps:
         self._waits = waits
         self._row_weights = _RowWeights(layout.devices)
         self._writes = ReplicaWrites()
+        #: The variables that each local replica has a component of.
+        self.components = Components(layout.num_local)
         self._lifted: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+        #: True if one replica may be traced for all: each of them has whole weights, and updates all of them.
+        self.can_trace_once = False
         #: The state of the running step; replaced in :meth:`_run` and :meth:`reading_totals` only.
         self.context = StepContext()
 
@@ -225,6 +239,17 @@ class Steps:
             with marking((args, kwargs), share.dependence.sizes):
                 return tf.nest.map_structure(_as_tensor, fn(*args, **kwargs))
 
+        if self._layout.num_local > 1 and self._traces_once():
+            arguments = [select_replica(r, (args, kwargs)) for r in range(self._layout.num_local)]
+            copies = self._copies()
+            try:
+                share = shared_for_all(local_shares, arguments, copies)
+            except NotAlikeError:
+                # This batch is divided unevenly, in a graph for its static size.
+                pass
+            else:
+                return self._run_first_replica(copies, functools.partial(replica, share, *arguments[0]))
+
         def replica_of_several(share: shares.Share, attributes: ReplicaAttributes, args: Any, kwargs: Any) -> Any:
             with attributes.running():
                 return replica(share, args, kwargs)
@@ -239,6 +264,50 @@ class Steps:
         # A single local replica needs no thread of its own: no other one in this process waits for it.
         with tf.device(self._layout.devices[0]), ReplicaContext(strategy, self._layout.first_replica):
             return replica(local_shares[0], *select_replica(0, (args, kwargs)))
+
+    def _traces_once(self) -> bool:
+        """Returns True if the first replica is traced for all local ones."""
+        return trainer_call().traces_once and not tf.executing_eagerly() and self.can_trace_once
+
+    def _copies(self) -> ReplicaCopies:
+        devices = [group.devices for group in self._layout.groups]
+        return ReplicaCopies(
+            self.context.graph, devices, lambda: {**self.components.resources(), **self._row_weights.resources}
+        )
+
+    def _run_first_replica(self, copies: ReplicaCopies, replica: Callable[[], Any]) -> Any:
+        """Returns the outputs of all local replicas, of which the first one is traced.
+
+        Args:
+            copies: copies its ops for the others.
+            replica: calls the first replica with its share and its arguments.
+
+        Raises:
+            NotAlikeError: the replicas' programs differ, or may differ.
+        """
+        layout, outer = self._layout, self.context
+        self.context = dataclasses.replace(outer, copies=copies)
+        attributes = ReplicaAttributes()
+        context = FirstReplica(self._strategy(), layout.first_replica, copies, self._copy_pending_writes)
+        try:
+            with merge_errors_explained(), tf.device(layout.devices[0]), context, attributes.running():
+                copies.begin()
+                outputs = replica()
+            copies.copy()
+            self._copy_pending_writes()
+        finally:
+            self.context = outer
+        attributes.put_back()
+        return copies.of_all(outputs)
+
+    def _copy_pending_writes(self) -> None:
+        """Records for the replicas that are not traced the writes of the one that is."""
+        pending, first = self.context.pending, self._layout.first_replica
+        own = {reference: written for (replica, reference), written in pending.items() if replica == first}
+        for r in range(1, self._layout.num_local):
+            for key in [key for key in pending if key[0] == first + r]:
+                del pending[key]
+            pending.update({(first + r, reference): written for reference, written in own.items()})
 
 
 def _as_tensor(value: Any) -> Any:

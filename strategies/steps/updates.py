@@ -52,10 +52,17 @@ class Updates:
             The result of ``update`` for the first replica, and the sums of `fused`.
         """
         local, totals = self.synchronized(gradients, targets, accumulation, fused)
+        copies = self._steps.context.copies
+        if copies is not None:
+            copies.pair([list(select_replica(r, local)) for r in range(self._layout.num_local)])
+            copies.begin()
         results = []
         for r, device in enumerate(self._layout.devices):
             with tf.device(device), UpdateContext(r), tf.name_scope(f"update_{r}"):
                 results.append(update(list(select_replica(r, local))))
+            if copies is not None:
+                copies.copy()
+                break
         return results[0], totals
 
     def synchronized(

@@ -1,0 +1,376 @@
+"""Copies the ops of the first local replica for the other replicas of this process.
+
+All local replicas run the same ops, each with its own rows, on its own device, with its own components of the
+variables. One of them is traced, by Python; the ops of the others are copies of the traced ones in the same graph:
+
+```
+    replica 0, traced               replica 1, copied
+
+    rows of 0     weight on 0       rows of 1     weight on 1
+         └───┐   ┌───┘                  └───┐   ┌───┘            inputs: exchanged (`pair`, captured variables)
+            MatMul                         MatMul                ops: copied, with the devices of replica 1
+              │                              │
+              └────────── all-reduce ────────┘                   merge calls: run once, for all replicas
+              │                              │
+            Assign                         Assign                ops after the merge call: copied, too
+```
+
+So tracing takes the time of one replica, and the graph is the one that tracing each replica would give.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from strategies._tf_internals import (
+    FunctionType,
+    atomic_function,
+    eager_context,
+    op_definitions,
+    regroup,
+    select_replica,
+)
+
+#: Marks of tensors, which the copies get as well: all that this package sets.
+_MARKS = "_keras_strategies_"
+#: Ops that each replica has to create by itself: groups of collectives, and transfers, are told apart by their numbers.
+_EXCHANGES = ("Collective", "Horovod", "Nccl", "_Send", "_Recv", "_HostSend", "_HostRecv")
+
+# Tells apart the functions of all graphs: TensorFlow's runtime knows them by their names.
+_counter = itertools.count()
+
+
+class NotAlikeError(BaseException):
+    """The replicas' programs differ, or may differ: each has to be traced. The message is the reason.
+
+    No ``Exception``, so that neither a program nor Keras handles it: the step is traced again.
+    """
+
+
+class ReplicaCopies:
+    """The ops of the other local replicas in the graph of one step.
+
+    Args:
+        graph: the graph of the step.
+        devices: for each group of devices that hold one part of all local replicas, its devices in the order of the
+            replicas.
+        components: by the id of a resource that belongs to replica 0, the resources of all local replicas.
+    """
+
+    def __init__(
+        self, graph: Any, devices: Sequence[Sequence[str]], components: Callable[[], Mapping[int, Sequence[Any]]]
+    ) -> None:
+        self.graph = graph
+        self.num_replicas = len(devices[0])
+        self._devices = devices
+        self._components = components
+        # By the name of a tensor of replica 0 that is no copied op's: the tensors of all replicas.
+        self._pairs: dict[str, Sequence[Any]] = {}
+        # By the name of a copied op: the prefixes of the copies' names, by replica.
+        self._prefixes: dict[str, Sequence[str]] = {}
+        # Ops that belong to all replicas, although they are made while replica 0 is traced.
+        self._common: set[str] = set()
+        # By the name of a captured placeholder: the resources of all replicas; None if it is the same for all.
+        self._resources: dict[str, Sequence[Any] | None] = {}
+        self._clones: dict[tuple[str, int], str] = {}
+        self._begin = 0
+        self.begin()
+
+    def begin(self) -> None:
+        """Starts a segment: ops made from now on belong to replica 0."""
+        self._begin = len(self.graph.get_operations())
+
+    def pair(self, values: Sequence[Any]) -> None:
+        """Registers a nest of values of each replica: copies take those of their replica in place of the first's.
+
+        Args:
+            values: a nest for each local replica, all of the same structure.
+
+        Raises:
+            NotAlikeError: the nests have other structures, dtypes or static shapes.
+        """
+        try:
+            for each in values[1:]:
+                tf.nest.assert_same_structure(values[0], each, expand_composites=True)
+        except (TypeError, ValueError) as error:
+            raise NotAlikeError("values of replicas have different structures") from error
+        flat = [tf.nest.flatten(each, expand_composites=True) for each in values]
+        for leaves in zip(*flat, strict=True):
+            self._pair(leaves)
+
+    def _pair(self, leaves: Sequence[Any]) -> None:
+        first = leaves[0]
+        if all(each is first for each in leaves):
+            return
+        if not all(isinstance(each, tf.Tensor) for each in leaves):
+            # Components of variables are exchanged by their resources.
+            if all(isinstance(each, tf.Variable) for each in leaves) or _equal(leaves):
+                return
+            raise NotAlikeError(f"replicas have different values, such as {first!r}")
+        if len({(each.dtype, str(each.shape)) for each in leaves}) > 1:
+            raise NotAlikeError("values of replicas have different dtypes or static shapes")
+        name = first.name if not hasattr(first, "numpy") else f"eager {id(first)}"
+        known = self._pairs.setdefault(name, tuple(leaves))
+        if any(one is not other for one, other in zip(known, leaves, strict=True)):
+            raise NotAlikeError("one value of the first replica stands for different ones of another replica")
+
+    def constant(self, value: Callable[[int], Any]) -> tf.Tensor:
+        """Returns a constant that each replica has for itself.
+
+        Args:
+            value: returns a local replica's number or array.
+        """
+        constants = []
+        with self.graph.as_default(), tf.control_dependencies(None):
+            for r, device in enumerate(self._devices[0]):
+                with tf.device(device):
+                    constants.append(tf.constant(value(r)))
+        self._common.update(each.op.name for each in constants)
+        self._pairs[constants[0].name] = constants
+        return constants[0]
+
+    # ---- copies
+
+    def copy(self) -> None:
+        """Ends a segment: copies the ops made since :meth:`begin` for each other replica."""
+        made = self.graph.get_operations()[self._begin :]
+        captured = {inner.op.name for _, inner in self.graph.captures}
+        ops = [op for op in made if op.name not in self._common and op.name not in captured]
+        if not ops:
+            return
+        nodes = {op.name: op.node_def for op in ops}
+        self._check(nodes.values())
+        external = self._external(nodes)
+        with self.graph.as_default(), tf.control_dependencies(None), tf.device(None):
+            prefixes = ["", *(self._import(nodes, external, r) for r in range(1, self.num_replicas))]
+        for op in ops:
+            self._prefixes[op.name] = prefixes
+            for output in op.outputs:
+                if any(key.startswith(_MARKS) for key in vars(output)):
+                    for r in range(1, self.num_replicas):
+                        _copy_marks(output, self._tensor(output.name, r))
+        for first, *others in self._pairs.values():
+            for other in others:
+                _copy_marks(first, other)
+        self.begin()
+
+    def _check(self, nodes: Iterable[Any]) -> None:
+        """Refuses ops that would not do in a copy what they do in a replica that is traced."""
+        for node in nodes:
+            reason = _reason(node)
+            for name in _functions(node):
+                reason = reason or self._reason_in(name)
+            if reason is not None:
+                raise NotAlikeError(reason)
+
+    def _reason_in(self, name: str) -> str | None:
+        for node in _definition(name).node_def:
+            reason = _reason(node)
+            for inner in _functions(node):
+                reason = reason or self._reason_in(inner)
+            if reason is not None:
+                return reason
+        return None
+
+    def _external(self, nodes: Mapping[str, Any]) -> list[str]:
+        """Returns the tensors of other ops that the nodes take, in the notation of graph definitions."""
+        found: dict[str, None] = {}
+        for node in nodes.values():
+            for each in node.input:
+                if not each.startswith("^") and each.partition(":")[0] not in nodes:
+                    found[each] = None
+        return list(found)
+
+    def _import(self, nodes: Mapping[str, Any], external: Sequence[str], replica: int) -> str:
+        """Imports the nodes for a replica, and returns the prefix of the imported ops' names."""
+        part = tf.compat.v1.GraphDef(versions=self.graph.graph_def_versions)
+        # Importers take no control edges from ops without outputs.
+        edges: dict[str, list[str]] = {}
+        for node in nodes.values():
+            copied = part.node.add()
+            copied.CopyFrom(node)
+            # Ops on the replica's own device get it from the scope below, which is faster than one scope for each.
+            copied.device = "" if node.device == self._devices[0][0] else self._device(node.device, replica)
+            _drop_colocations(copied, nodes)
+            outside = [each for each in node.input if each.startswith("^") and each[1:] not in nodes]
+            for each in outside:
+                copied.input.remove(each)
+                edges.setdefault(node.name, []).append(each[1:])
+            for name in _functions(node):
+                _rename(copied, name, self._clone(name, replica))
+        inputs = {}
+        for each in external:
+            name = each if ":" in each else f"{each}:0"
+            inputs[each] = self._exchanged(self.graph.get_tensor_by_name(name), replica)
+        first, own = next(iter(nodes)), self._devices[0][replica]
+        with tf.device(own):
+            [imported] = tf.graph_util.import_graph_def(part, inputs, [first], name=f"replica_{replica}")
+        prefix = str(imported.name).removesuffix(first)
+        for after, before in edges.items():
+            op = self.graph.get_operation_by_name(f"{prefix}{after}")
+            op._add_control_inputs([self._operation(each, replica) for each in before])
+        for node in nodes.values():
+            if not node.device:
+                self.graph.get_operation_by_name(f"{prefix}{node.name}")._set_device("")
+        return prefix
+
+    # ---- values
+
+    def of(self, value: Any, replica: int) -> Any:
+        """Returns the value of a replica, for a nest of values of replica 0."""
+        if replica == 0:
+            return value
+        return tf.nest.map_structure(functools.partial(self._of_leaf, replica=replica), value)
+
+    def of_all(self, value: Any) -> Any:
+        """Returns the values of all replicas as TensorFlow groups them, for a nest of values of replica 0."""
+        return regroup(tuple(self.of(value, r) for r in range(self.num_replicas)))
+
+    def take(self, result: Any) -> Any:
+        """Returns replica 0's part of a nest of per-replica values, and registers those of the others."""
+        parts = [select_replica(r, result) for r in range(self.num_replicas)]
+        self.pair(parts)
+        return parts[0]
+
+    def _of_leaf(self, leaf: Any, replica: int) -> Any:
+        if isinstance(leaf, tf.Variable):
+            # Of the components of a variable, each replica has its own. TensorFlow groups these again.
+            container = getattr(leaf, "_distributed_container", lambda: None)()
+            return leaf if container is None else container.values[replica]
+        if isinstance(leaf, tf.Tensor):
+            return _copy_marks(leaf, self._exchanged(leaf, replica))
+        if tf.is_tensor(leaf) and not isinstance(leaf, tf.distribute.DistributedValues):
+            exchange = functools.partial(self._of_leaf, replica=replica)
+            return tf.nest.map_structure(exchange, leaf, expand_composites=True)
+        return leaf
+
+    def _exchanged(self, tensor: Any, replica: int) -> Any:
+        """Returns a replica's tensor in place of one of replica 0; a tensor that all have in common is itself."""
+        if hasattr(tensor, "numpy"):
+            pair = self._pairs.get(f"eager {id(tensor)}")
+            return tensor if pair is None else pair[replica]
+        if tensor.graph is not self.graph:
+            return tensor
+        pair = self._pairs.get(tensor.name)
+        if pair is not None:
+            return pair[replica]
+        if tensor.op.name in self._prefixes:
+            return self._tensor(tensor.name, replica)
+        outer = self._captured(tensor.name) if tensor.op.type == "Placeholder" else None
+        return tensor if outer is None else self.graph.capture(outer[replica])
+
+    def _captured(self, name: str) -> Sequence[Any] | None:
+        """Returns all components' resources for the placeholder of a variable's component on replica 0, else None."""
+        if name not in self._resources:
+            components = self._components()
+            for outer, inner in self.graph.captures:
+                self._resources.setdefault(inner.name, components.get(id(outer)))
+        return self._resources.get(name)
+
+    def _tensor(self, name: str, replica: int) -> Any:
+        op, _, index = name.partition(":")
+        copy = self.graph.get_operation_by_name(f"{self._prefixes[op][replica]}{op}")
+        if int(index) >= len(copy.outputs):
+            # The gradient of a conditional or a loop changes the op itself, which then also returns intermediate values.
+            raise NotAlikeError("a conditional or a loop is differentiated after replicas have synchronized")
+        return copy.outputs[int(index)]
+
+    def _operation(self, name: str, replica: int) -> Any:
+        prefixes = self._prefixes.get(name)
+        return self.graph.get_operation_by_name(name if prefixes is None else f"{prefixes[replica]}{name}")
+
+    def _device(self, name: str, replica: int) -> str:
+        for group in self._devices:
+            if name == group[0]:
+                return group[replica]
+        return name
+
+    # ---- functions
+
+    def _clone(self, name: str, replica: int) -> str:
+        """Returns the name of a function whose ops are on a replica's devices, made of one for replica 0."""
+        key = name, replica
+        if key not in self._clones:
+            clone = type(definition := _definition(name))()
+            clone.CopyFrom(definition)
+            changed = False
+            for node in clone.node_def:
+                device = self._device(node.device, replica)
+                changed |= device != node.device
+                node.device = device
+                for inner in _functions(node):
+                    renamed = self._clone(inner, replica)
+                    changed |= renamed != inner
+                    _rename(node, inner, renamed)
+            self._clones[key] = name
+            if changed:
+                clone.signature.name = f"{name}_replica_{replica}_{next(_counter)}"
+                # The graph keeps the function, which the runtime forgets with it.
+                self.graph._add_function(atomic_function.from_function_def(clone, FunctionType([])))
+                self._clones[key] = clone.signature.name
+        return self._clones[key]
+
+
+def _copy_marks(original: Any, copy: Any) -> Any:
+    """Copies the marks of a tensor to the tensor of another replica, and returns that."""
+    if copy is not original:
+        vars(copy).update({key: value for key, value in vars(original).items() if key.startswith(_MARKS)})
+    return copy
+
+
+def _definition(name: str) -> Any:
+    """Returns the definition of a function of any graph."""
+    return eager_context.context().get_function_def(name)
+
+
+def _rename(node: Any, before: str, after: str) -> None:
+    """Replaces the name of a function that an op calls."""
+    for function in _function_attributes(node):
+        if function.name == before:
+            function.name = after
+
+
+def _function_attributes(node: Any) -> Iterator[Any]:
+    for value in node.attr.values():
+        if value.HasField("func"):
+            yield value.func
+        elif value.HasField("list"):
+            yield from value.list.func
+
+
+def _functions(node: Any) -> list[str]:
+    """Returns the names of the functions that an op calls."""
+    return [function.name for function in _function_attributes(node) if function.name]
+
+
+def _drop_colocations(node: Any, nodes: Mapping[str, Any]) -> None:
+    """Removes the wish to be beside ops that are not copied: all ops have devices."""
+    if "_class" in node.attr:
+        beside = [each for each in node.attr["_class"].list.s if each.decode().removeprefix("loc:@") in nodes]
+        if beside:
+            node.attr["_class"].list.s[:] = beside
+        else:
+            del node.attr["_class"]
+
+
+def _reason(node: Any) -> str | None:
+    """Returns why an op cannot be copied, or None."""
+    if node.op.startswith(_EXCHANGES):
+        return f"a replica runs a collective of its own ({node.op})"
+    if "seed2" in node.attr and "seed" in node.attr:
+        return f"it draws random numbers that follow from the position of an op in its graph ({node.op})"
+    definition = op_definitions.get(node.op)
+    if definition is not None and any(each.name == "shared_name" for each in definition.attr):
+        return f"it makes a resource ({node.op})"
+    return None
+
+
+def _equal(leaves: Sequence[Any]) -> bool:
+    first = leaves[0]
+    plain = (bool, int, float, str, bytes)
+    return isinstance(first, plain) and all(type(each) is type(first) and each == first for each in leaves)
