@@ -276,7 +276,7 @@ class ReplicaCopies:
         op, _, index = name.partition(":")
         copy = self.graph.get_operation_by_name(f"{self._prefixes[op][replica]}{op}")
         if int(index) >= len(copy.outputs):
-            # The gradient of a conditional or a loop changes the op itself, which then also returns intermediate values.
+            # The gradient of a conditional or a loop changes the op: it then returns intermediate values, too.
             raise NotAlikeError("a conditional or a loop is differentiated after replicas have synchronized")
         return copy.outputs[int(index)]
 
