@@ -15,6 +15,10 @@ from strategies.batches.shares import Combination, Share
 from strategies.steps.replica_copies import ReplicaCopies
 
 
+#: Takes fused reductions; returns the result of an update and the reductions' sums.
+DeferredUpdate = Callable[[Sequence[Any]], tuple[Any, list[Any]]]
+
+
 @dataclass(frozen=True)
 class TrainerCall:
     """A call of one of the functions of Keras' trainer.

@@ -15,6 +15,7 @@ from strategies.collectives.descriptions import carrying, listed
 from strategies.replica.owners import coordinates_of
 from strategies.replica.parts import ReplicaParts
 from strategies.replica.stage_messages import Description, StageMessages
+from strategies.steps.context import DeferredUpdate
 from strategies.steps.gradient_sync import Accumulation, GradientSync
 from strategies.steps.layout import ReplicaLayout, local_values
 from strategies.steps.reductions import FusedReduction
@@ -81,11 +82,7 @@ class Updates:
             sums = _with_same_bits(self._parts, self._layout.num_replicas, sums, targets)
         return sums, totals
 
-    def defer(
-        self,
-        update: Callable[[Sequence[FusedReduction]], tuple[Any, list[tf.Tensor]]],
-        targets: Sequence[Any] | None,
-    ) -> None:
+    def defer(self, update: DeferredUpdate, targets: Sequence[Any] | None) -> None:
         """Defers an update until :meth:`finish`; runs the one deferred before.
 
         Args:
