@@ -10,6 +10,8 @@ from harness.workers import Contender, Report
 
 MODELS = ("gpt", "resnet50")
 PLAIN = "plain Keras, 1 device"
+#: The number of devices with targets.
+_JUDGED = 8
 #: Meshes of one replica; each is measured with the GPT.
 _MESHES: Mapping[str, Mapping[str, int]] = {"pipe=4": {"pipe": 4}, "tensor=4": {"tensor": 4}}
 
@@ -49,14 +51,15 @@ def comparisons(model: str, device_counts: Sequence[int], *, of_memory: bool) ->
     found = [Comparison("ours on 1 device / plain Keras", ours(1), PLAIN)]
     if not of_memory:
         for count in device_counts:
-            target = {"target": 2.0, "at_most": True} if count == 8 else {}
-            found.append(Comparison(f"ours, {count} devices / 1 device", ours(count), ours(1), **target))
+            target = 2.0 if count == _JUDGED else None
+            found.append(Comparison(f"ours, {count} devices / 1 device", ours(count), ours(1), target, at_most=True))
     elif few < many:
         name = f"ours, {many} devices / {few} devices"
         found.append(Comparison(name, ours(many), ours(few), 1.5, at_most=True))
     for count in device_counts:
-        target = {"target": 0.25, "at_most": True} if count == 8 and not of_memory else {}
-        found.append(Comparison(f"ours / TensorFlow's, {count} devices", ours(count), stock(count), **target))
+        target = 0.25 if count == _JUDGED and not of_memory else None
+        name = f"ours / TensorFlow's, {count} devices"
+        found.append(Comparison(name, ours(count), stock(count), target, at_most=True))
     found += [Comparison(f"ours, {mesh} / 1 device", ours_on_mesh(mesh), ours(1)) for mesh in _meshes(model)]
     return found
 

@@ -14,7 +14,6 @@ from typing import Any
 from strategies.batches.shares import Combination, Share
 from strategies.steps.replica_copies import ReplicaCopies
 
-
 #: Takes fused reductions; returns the result of an update and the reductions' sums.
 DeferredUpdate = Callable[[Sequence[Any]], tuple[Any, list[Any]]]
 
