@@ -105,7 +105,7 @@ def test_the_numbers_are_those_of_one_device(name: str, traced: Traced, said: An
     assert compare(execute(cases[True], None), ours).largest < tolerance
     assert not said()
     # Training, testing and prediction, on two replicas.
-    assert len(traced.graphs) >= 6
+    assert len(traced.graphs) >= 3
 
 
 def convolutional(jit: bool) -> keras.Model:
@@ -190,12 +190,14 @@ def test_the_function_is_one_for_xla_and_traced_once_for_all_batch_sizes(traced:
     with mirrored().scope():
         model = linear(loss=keras.losses.MeanSquaredError())
     model.fit(X[:23], Y[:23], batch_size=5, epochs=2, verbose=0)
-    assert len(traced.graphs) == 2
+    # Both replicas call it.
+    assert len(traced.graphs) == 1
     calls = [op for graph in traced.graphs for op in graph.outer_graph.get_operations() if "PartitionedCall" in op.type]
     names = {op.get_attr("f").name for op in calls}
     definitions = {each.signature.name: each for each in traced.graphs[0].outer_graph.as_graph_def().library.function}
     compiled = [name for name in names if definitions[name].attr["_XlaMustCompile"].b]
-    assert len(compiled) == 2
+    assert len(compiled) == 1
+    assert len([op for op in calls if op.get_attr("f").name in compiled]) == 2
 
 
 @pytest.mark.parametrize(
@@ -214,8 +216,8 @@ def test_smaller_batches_equal_those_without_xla(statistics: bool, traced: Trace
             # The first replica has 5, 5 and 2 rows, the second 5, 5 and 1.
             history = model.fit(X[:23], Y[:23], batch_size=10, epochs=2, verbose=0, shuffle=False).history
             if jit:
-                # XLA compiles the same traced functions for other sizes.
-                assert len(traced.graphs) == 2
+                # XLA compiles the same traced function for other sizes.
+                assert len(traced.graphs) == 1
             history["predicted"] = model.predict(X[:5], batch_size=4, verbose=0)
             validation = {"validation_data": (X[:7], Y[:7]), "validation_batch_size": 6}
             if not statistics:
