@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-import dataclasses
-import functools
 import inspect
 import logging
 import warnings
@@ -23,29 +21,21 @@ from strategies._keras_hooks import (
     compiled_steps,
     losses,
     shapes,
-    split_batches,
 )
-from strategies._keras_hooks.counting import Counters
 from strategies._keras_hooks.outside import check_part, other_strategy_error
+from strategies._keras_hooks.trainer_calls import Step, as_trainer_call
 from strategies._keras_hooks.wrapping import Rest, Result, wrap
 from strategies._tf_internals import NoneTensorSpec, PerReplicaSpec
 from strategies.batches import shares
-from strategies.batches.agreed_dataset import AgreedIterator
-from strategies.batches.prefetch import ReadAheadIterator
 from strategies.batches.row_marks import mark_reduced
 from strategies.engine import legacy_keras
 from strategies.engine.engine import engine_of
 from strategies.replica.deferred import in_shapes_only
 from strategies.replica.whole_weights import check_frozen
-from strategies.steps.context import TrainerCall, called_by_trainer
 from strategies.steps.explained import calling
 from strategies.steps.metric_variables import MetricVariable
-from strategies.steps.replica_copies import NotAlikeError
 
 _logger = logging.getLogger(__name__)
-
-#: Runs one step, or a few, on elements of an iterator. Returns logs, or outputs.
-Step = Callable[[Any], Any]
 
 # The model whose `fit` runs, or another method that :func:`enter` calls.
 _entered: contextvars.ContextVar[keras.Model | None] = contextvars.ContextVar("keras_strategies_entered", default=None)
@@ -130,7 +120,7 @@ def make_function(
         with compiled_steps.not_by_keras(model):
             return original(step)
 
-    return _driven(model, make, "mean")
+    return as_trainer_call(model, make(), make, "mean")
 
 
 def _make_predict_function(
@@ -146,104 +136,16 @@ def _make_predict_function(
         with contextlib.nullcontext() if compiled_steps.is_whole(model) else compiled_steps.not_by_keras(model):
             return original(model, *args, **kwargs)
 
-    def make() -> Step:
-        driven = model.predict_function
+    def make_again() -> Any:
+        current = model.predict_function
         original_function(force=True)
-        made, model.predict_function = model.predict_function, driven
+        made, model.predict_function = model.predict_function, current
         return made
 
     result = original_function(*args, **kwargs)
     if model.predict_function is not before:
-        model.predict_function = _driven(model, make, "concat")
+        model.predict_function = as_trainer_call(model, model.predict_function, make_again, "concat")
     return result
-
-
-def _driven(model: keras.Model, make: Callable[[], Step], combination: shares.Combination) -> Step:
-    """Returns the function that ``make`` returns, run as a call of the trainer (`TrainerCall`).
-
-    Callbacks run outside of it. Where batches come from `AgreedIterator` or `ReadAheadIterator`, they are drawn before
-    each step. One local replica is traced for all, until it turns out that their programs differ: then the function is
-    made and traced again.
-    """
-    function = make()
-    engine = engine_of(model.distribute_strategy)
-    if engine is None:
-        return function
-    steps: list[tuple[tf.TypeSpec, Step]] = []
-    counters = Counters(model)
-    traces_once = engine.layout.num_local > 1
-
-    def in_call(call: Callable[[], Any], draws_batches: bool) -> Any:
-        nonlocal function, traces_once
-        if traces_once:
-            try:
-                with called_by_trainer(TrainerCall(combination, draws_batches, traces_once=True)):
-                    return call()
-            except NotAlikeError as reason:
-                _logger.debug("%r: each replica is traced, as %s.", model.name, reason)
-                function, traces_once = make(), False
-                steps.clear()
-        with called_by_trainer(TrainerCall(combination, draws_batches)):
-            return call()
-
-    def call_step(element: Any, element_spec: Any) -> Any:
-        step = next((step for spec, step in steps if spec == element_spec), None)
-        if step is None:
-            step = _step_of(function, element_spec, model.run_eagerly)
-            steps.append((element_spec, step))
-        return step(element)
-
-    def run(data: Any) -> Any:
-        one_by_one = isinstance(data, (AgreedIterator, ReadAheadIterator))
-        draws_batches = model.steps_per_execution > 1 and not one_by_one
-        num_replicas = model.distribute_strategy.num_replicas_in_sync
-        with split_batches.explained(num_replicas):
-            if not one_by_one:
-                # A generator of *_on_batch has one batch, which a second trace needs, too.
-                data = list(data) if inspect.isgenerator(data) else data
-                return in_call(lambda: function(data), draws_batches)
-            try:
-                first = next(data)
-            except StopIteration:
-                if model.steps_per_execution == 1 and not model.run_eagerly:
-                    counters.count()
-                raise
-            measured: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
-            if not steps:
-                measured = counters.measured()
-            # As in Keras: runs a few steps and returns the outputs of the last.
-            with measured:
-                outputs = in_call(lambda: call_step(first, data.element_spec), draws_batches)
-            for _ in range(1, model.steps_per_execution):
-                try:
-                    element = next(data)
-                except StopIteration:
-                    break
-                outputs = in_call(functools.partial(call_step, element, data.element_spec), draws_batches)
-            return outputs
-
-    @functools.wraps(function)
-    def driven(data: Any) -> Any:
-        outputs = run(data)
-        # Messages say after which step a process is.
-        position = engine.member.position
-        engine.member.position = dataclasses.replace(position, step=position.step + model.steps_per_execution)
-        return outputs
-
-    return driven
-
-
-def _step_of(function: Step, element_spec: tf.TypeSpec, run_eagerly: bool) -> Step:
-    """Returns Keras' function of an iterator as a function of an element.
-
-    Called with tensors, it would first be traced for the static shape of the first batch. Keras weights losses
-    differently where the number of rows is static, so that they would differ from those of a dataset.
-    """
-
-    def one(element: Any) -> Any:
-        return function([element])
-
-    return one if run_eagerly else tf.function(one, input_signature=[element_spec], autograph=False)
 
 
 def _compile(

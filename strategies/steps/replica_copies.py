@@ -21,28 +21,18 @@ So tracing takes the time of one replica, and the graph is the one that tracing 
 from __future__ import annotations
 
 import functools
-import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from strategies._tf_internals import (
-    FunctionType,
-    atomic_function,
-    eager_context,
-    op_definitions,
-    regroup,
-    select_replica,
-)
+from strategies._tf_internals import op_definitions, regroup, select_replica
+from strategies.steps.function_copies import FunctionCopies, definition_of, functions_of
 
 #: Marks of tensors, which the copies get as well: all that this package sets.
 _MARKS = "_keras_strategies_"
 #: Ops that each replica has to create by itself: groups of collectives, and transfers, are told apart by their numbers.
 _EXCHANGES = ("Collective", "Horovod", "Nccl", "_Send", "_Recv", "_HostSend", "_HostRecv")
-
-# Tells apart the functions of all graphs: TensorFlow's runtime knows them by their names.
-_counter = itertools.count()
 
 
 class NotAlikeError(BaseException):
@@ -77,7 +67,8 @@ class ReplicaCopies:
         self._common: set[str] = set()
         # By the name of a captured placeholder: the resources of all replicas; None if it is the same for all.
         self._resources: dict[str, Sequence[Any] | None] = {}
-        self._clones: dict[tuple[str, int], str] = {}
+        self._checked: set[str] = set()
+        self._functions = FunctionCopies(graph, self._device)
         self._begin = 0
         self.begin()
 
@@ -163,19 +154,12 @@ class ReplicaCopies:
         """Refuses ops that would not do in a copy what they do in a replica that is traced."""
         for node in nodes:
             reason = _reason(node)
-            for name in _functions(node):
-                reason = reason or self._reason_in(name)
             if reason is not None:
                 raise NotAlikeError(reason)
-
-    def _reason_in(self, name: str) -> str | None:
-        for node in _definition(name).node_def:
-            reason = _reason(node)
-            for inner in _functions(node):
-                reason = reason or self._reason_in(inner)
-            if reason is not None:
-                return reason
-        return None
+            for name in functions_of(node):
+                if name not in self._checked:
+                    self._checked.add(name)
+                    self._check(definition_of(name).node_def)
 
     def _external(self, nodes: Mapping[str, Any]) -> list[str]:
         """Returns the tensors of other ops that the nodes take, in the notation of graph definitions."""
@@ -201,8 +185,7 @@ class ReplicaCopies:
             for each in outside:
                 copied.input.remove(each)
                 edges.setdefault(node.name, []).append(each[1:])
-            for name in _functions(node):
-                _rename(copied, name, self._clone(name, replica))
+            self._functions.let_call(copied, replica)
         inputs = {}
         for each in external:
             name = each if ":" in each else f"{each}:0"
@@ -290,62 +273,12 @@ class ReplicaCopies:
                 return group[replica]
         return name
 
-    # ---- functions
-
-    def _clone(self, name: str, replica: int) -> str:
-        """Returns the name of a function whose ops are on a replica's devices, made of one for replica 0."""
-        key = name, replica
-        if key not in self._clones:
-            clone = type(definition := _definition(name))()
-            clone.CopyFrom(definition)
-            changed = False
-            for node in clone.node_def:
-                device = self._device(node.device, replica)
-                changed |= device != node.device
-                node.device = device
-                for inner in _functions(node):
-                    renamed = self._clone(inner, replica)
-                    changed |= renamed != inner
-                    _rename(node, inner, renamed)
-            self._clones[key] = name
-            if changed:
-                clone.signature.name = f"{name}_replica_{replica}_{next(_counter)}"
-                # The graph keeps the function, which the runtime forgets with it.
-                self.graph._add_function(atomic_function.from_function_def(clone, FunctionType([])))
-                self._clones[key] = clone.signature.name
-        return self._clones[key]
-
 
 def _copy_marks(original: Any, copy: Any) -> Any:
     """Copies the marks of a tensor to the tensor of another replica, and returns that."""
     if copy is not original:
         vars(copy).update({key: value for key, value in vars(original).items() if key.startswith(_MARKS)})
     return copy
-
-
-def _definition(name: str) -> Any:
-    """Returns the definition of a function of any graph."""
-    return eager_context.context().get_function_def(name)
-
-
-def _rename(node: Any, before: str, after: str) -> None:
-    """Replaces the name of a function that an op calls."""
-    for function in _function_attributes(node):
-        if function.name == before:
-            function.name = after
-
-
-def _function_attributes(node: Any) -> Iterator[Any]:
-    for value in node.attr.values():
-        if value.HasField("func"):
-            yield value.func
-        elif value.HasField("list"):
-            yield from value.list.func
-
-
-def _functions(node: Any) -> list[str]:
-    """Returns the names of the functions that an op calls."""
-    return [function.name for function in _function_attributes(node) if function.name]
 
 
 def _drop_colocations(node: Any, nodes: Mapping[str, Any]) -> None:
