@@ -21,18 +21,19 @@ So tracing takes the time of one replica, and the graph is the one that tracing 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from strategies._tf_internals import op_definitions, regroup, select_replica
-from strategies.steps.function_copies import FunctionCopies, definition_of, functions_of
+from strategies._tf_internals import handle_data_util, regroup, select_replica
+from strategies.steps.copy_obstacles import Obstacles
+from strategies.steps.function_copies import FunctionCopies
 
 #: Marks of tensors, which the copies get as well: all that this package sets.
 _MARKS = "_keras_strategies_"
-#: Ops that each replica has to create by itself: groups of collectives, and transfers, are told apart by their numbers.
-_EXCHANGES = ("Collective", "Horovod", "Nccl", "_Send", "_Recv", "_HostSend", "_HostRecv")
+#: The ends of the types of ops that their gradient changes.
+_BRANCHING = ("If", "Case", "While")
 
 
 class NotAlikeError(BaseException):
@@ -67,7 +68,9 @@ class ReplicaCopies:
         self._common: set[str] = set()
         # By the name of a captured placeholder: the resources of all replicas; None if it is the same for all.
         self._resources: dict[str, Sequence[Any] | None] = {}
-        self._checked: set[str] = set()
+        # Copied conditionals and loops.
+        self._branching: list[Any] = []
+        self._obstacles = Obstacles()
         self._functions = FunctionCopies(graph, self._device)
         self._begin = 0
         self.begin()
@@ -135,12 +138,17 @@ class ReplicaCopies:
         if not ops:
             return
         nodes = {op.name: op.node_def for op in ops}
-        self._check(nodes.values())
+        if (reason := self._obstacles.reason(nodes.values())) is not None:
+            raise NotAlikeError(reason)
         external = self._external(nodes)
         with self.graph.as_default(), tf.control_dependencies(None), tf.device(None):
+            changed = [self._change(op, r) for op in self._branching for r in range(1, self.num_replicas)]
             prefixes = ["", *(self._import(nodes, external, r) for r in range(1, self.num_replicas))]
+        self._prefixes |= dict.fromkeys(nodes, prefixes)
+        for finish in changed:
+            finish()
+        self._branching += [op for op in ops if op.type.endswith(_BRANCHING)]
         for op in ops:
-            self._prefixes[op.name] = prefixes
             for output in op.outputs:
                 if any(key.startswith(_MARKS) for key in vars(output)):
                     for r in range(1, self.num_replicas):
@@ -150,16 +158,26 @@ class ReplicaCopies:
                 _copy_marks(first, other)
         self.begin()
 
-    def _check(self, nodes: Iterable[Any]) -> None:
-        """Refuses ops that would not do in a copy what they do in a replica that is traced."""
-        for node in nodes:
-            reason = _reason(node)
-            if reason is not None:
-                raise NotAlikeError(reason)
-            for name in functions_of(node):
-                if name not in self._checked:
-                    self._checked.add(name)
-                    self._check(definition_of(name).node_def)
+    def _change(self, op: Any, replica: int) -> Callable[[], None]:
+        """Changes the copy of a conditional or a loop as the gradient has changed the op: it returns more values.
+
+        Returns:
+            A function that adds the inputs that the op has got, once those of this segment have been copied.
+        """
+        copy = self._operation(op.name, replica)
+        added = op.outputs[len(copy.outputs) :]
+        if not added:
+            return lambda: None
+        node, before = op.node_def, copy.node_def
+        self._functions.let_call(node, replica)
+        for name, value in node.attr.items():
+            if name not in before.attr or before.attr[name] != value:
+                copy._set_attr(name, value)
+        copy._add_outputs([each.dtype for each in added], [each.shape for each in added])
+        for each, copied in zip(added, copy.outputs[-len(added) :], strict=True):
+            handle_data_util.copy_handle_data(each, copied)
+        inputs = op.inputs[len(copy.inputs) :]
+        return lambda: copy._add_while_inputs([self._exchanged(each, replica) for each in inputs]) if inputs else None
 
     def _external(self, nodes: Mapping[str, Any]) -> list[str]:
         """Returns the tensors of other ops that the nodes take, in the notation of graph definitions."""
@@ -257,11 +275,7 @@ class ReplicaCopies:
 
     def _tensor(self, name: str, replica: int) -> Any:
         op, _, index = name.partition(":")
-        copy = self.graph.get_operation_by_name(f"{self._prefixes[op][replica]}{op}")
-        if int(index) >= len(copy.outputs):
-            # The gradient of a conditional or a loop changes the op: it then returns intermediate values, too.
-            raise NotAlikeError("a conditional or a loop is differentiated after replicas have synchronized")
-        return copy.outputs[int(index)]
+        return self._operation(op, replica).outputs[int(index)]
 
     def _operation(self, name: str, replica: int) -> Any:
         prefixes = self._prefixes.get(name)
@@ -289,18 +303,6 @@ def _drop_colocations(node: Any, nodes: Mapping[str, Any]) -> None:
             node.attr["_class"].list.s[:] = beside
         else:
             del node.attr["_class"]
-
-
-def _reason(node: Any) -> str | None:
-    """Returns why an op cannot be copied, or None."""
-    if node.op.startswith(_EXCHANGES):
-        return f"a replica runs a collective of its own ({node.op})"
-    if "seed2" in node.attr and "seed" in node.attr:
-        return f"it draws random numbers that follow from the position of an op in its graph ({node.op})"
-    definition = op_definitions.get(node.op)
-    if definition is not None and any(each.name == "shared_name" for each in definition.attr):
-        return f"it makes a resource ({node.op})"
-    return None
 
 
 def _equal(leaves: Sequence[Any]) -> bool:

@@ -96,6 +96,9 @@ def model_in(strategy: tf.distribute.Strategy | None, *, dropout: float = 0.0) -
             keras.layers.Dense(7, use_bias=False, kernel_regularizer="l2")(inputs)
         )
         x = Counted(name="counted")(x)
+        # Replicas synchronize between the forward and the backward pass of the branch and the loop.
+        x = keras.layers.Dense(5, activation="tanh", use_bias=False)(x)
+        x = keras.layers.BatchNormalization(synchronized=True)(x)
         x = keras.layers.Dropout(dropout)(keras.layers.LayerNormalization()(x))
         model = keras.Model(inputs, keras.layers.Dense(1)(x))
         model.compile(keras.optimizers.Adam(0.01, global_clipnorm=1.0), "mse", metrics=["mae"], jit_compile=False)
