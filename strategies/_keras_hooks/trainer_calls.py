@@ -20,6 +20,7 @@ from strategies.batches.agreed_dataset import AgreedIterator
 from strategies.batches.prefetch import ReadAheadIterator
 from strategies.engine.engine import engine_of
 from strategies.steps.context import TrainerCall, called_by_trainer
+from strategies.steps.graph_optimization import optimized_once
 from strategies.steps.replica_copies import NotAlikeError
 
 _logger = logging.getLogger(__name__)
@@ -48,19 +49,21 @@ def as_trainer_call(
     steps: list[tuple[tf.TypeSpec, Step]] = []
     counters = Counters(model)
     traces_once = engine.layout.num_local > 1
+    has_devices = traces_once or engine.parts.mesh.size > 1
 
     def in_trainer(step: Callable[[], Any], draws_batches: bool) -> Any:
         nonlocal function, traces_once
-        if traces_once:
-            try:
-                with called_by_trainer(TrainerCall(combination, draws_batches, traces_once=True)):
-                    return step()
-            except NotAlikeError as reason:
-                _logger.debug("%r: each replica is traced, as %s.", model.name, reason)
-                function, traces_once = make_again(), False
-                steps.clear()
-        with called_by_trainer(TrainerCall(combination, draws_batches)):
-            return step()
+        with optimized_once() if has_devices else contextlib.nullcontext():
+            if traces_once:
+                try:
+                    with called_by_trainer(TrainerCall(combination, draws_batches, traces_once=True)):
+                        return step()
+                except NotAlikeError as reason:
+                    _logger.debug("%r: each replica is traced, as %s.", model.name, reason)
+                    function, traces_once = make_again(), False
+                    steps.clear()
+            with called_by_trainer(TrainerCall(combination, draws_batches)):
+                return step()
 
     def call_step(element: Any, element_spec: Any) -> Any:
         step = next((step for spec, step in steps if spec == element_spec), None)

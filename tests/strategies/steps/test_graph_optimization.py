@@ -1,0 +1,67 @@
+"""The graph that runs is the same after one optimization as after two, except for constants."""
+
+from __future__ import annotations
+
+import collections
+from unittest import mock
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import strategies
+from strategies._keras_hooks import trainer_calls
+from strategies._tf_internals import eager_context
+from strategies.steps import graph_optimization
+from strategies.steps.graph_optimization import optimized_once
+
+
+def iterations() -> int:
+    options = eager_context.context().function_call_options
+    config = tf.compat.v1.ConfigProto.FromString(options.config_proto_serialized)
+    return int(config.graph_options.rewrite_options.meta_optimizer_iterations)
+
+
+def executed(num_heads: int) -> collections.Counter[str]:
+    """Returns the types of the ops that run in a training step on two devices."""
+    keras.utils.set_random_seed(1)
+    with strategies.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
+        inputs = keras.Input((6, 4))
+        x = keras.layers.MultiHeadAttention(num_heads, 3)(inputs, inputs)
+        x = keras.layers.Conv1D(5, 3, activation="relu")(keras.layers.LayerNormalization()(x))
+        x = keras.layers.Dropout(0.2)(keras.layers.BatchNormalization()(x))
+        model = keras.Model(inputs, keras.layers.Dense(1)(keras.layers.Flatten()(x)))
+        model.compile(keras.optimizers.Adam(global_clipnorm=1.0), "mse", metrics=["mae"], jit_compile=False)
+    x, y = np.ones((8, 6, 4), "float32"), np.ones((8, 1), "float32")
+    eager_context.enable_run_metadata()
+    try:
+        model.fit(x, y, batch_size=8, verbose=0)
+        graphs = eager_context.export_run_metadata().partition_graphs
+    finally:
+        eager_context.disable_run_metadata()
+    # The two devices' parts of the step, without the small graphs of eager operations.
+    parts = sorted(graphs, key=lambda graph: len(graph.node))[-2:]
+    return collections.Counter(node.op for graph in parts for node in graph.node)
+
+
+def test_ops_that_run_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = mock.Mock(side_effect=graph_optimization._options)
+    monkeypatch.setattr(graph_optimization, "_options", original)
+    once = executed(2)
+    assert original.called
+    monkeypatch.setattr(trainer_calls, "optimized_once", lambda: tf.name_scope("twice"))
+    twice = executed(2)
+    assert sum(once.values()) > 300
+    different = {key for key in once | twice if once[key] != twice[key]}
+    assert different <= {"Const", "Identity", "NoOp"}, (once - twice, twice - once)
+
+
+def test_options_are_put_back_and_kept() -> None:
+    before = iterations()
+    with optimized_once():
+        assert iterations() == 1
+    assert iterations() == before
+    with optimized_once():
+        tf.config.optimizer.set_experimental_options({"remapping": True})
+    assert iterations() == before
