@@ -49,7 +49,9 @@ class FunctionCopies:
             self._names[key] = name
             if changed:
                 copy.signature.name = f"{name}_replica_{replica}_{next(_counter)}"
-                self._graph._add_function(atomic_function.from_function_def(copy, FunctionType([])))
+                # Arguments and results are those of the original, for readers of the graph, such as TensorBoard.
+                function_type = getattr(self._graph._get_function(name), "function_type", None) or FunctionType([])
+                self._graph._add_function(atomic_function.from_function_def(copy, function_type))
                 self._names[key] = copy.signature.name
         return self._names[key]
 

@@ -136,6 +136,8 @@ def test_one_replica_is_traced_and_numbers_are_those_of_one_device(traced: Trace
         for op in graph.get_operations():
             if op.name.startswith("replica_") and op.device:
                 assert op.device.endswith(f"CPU:{op.name[8]}"), (op.name, op.device)
+        # As TensorBoard reads it.
+        assert graph._as_graph_def(add_shapes=True)
         for function in graph.as_graph_def().library.function:
             name = function.signature.name
             if "_replica_" in name:
