@@ -13,7 +13,7 @@ import tensorflow as tf
 
 import strategies
 from strategies import multi_worker_mirrored
-from strategies._keras_hooks import trainer
+from strategies._keras_hooks import trainer_calls
 from strategies.collectives.tf_runtime import TensorFlowCollectives
 from strategies.control_plane import Member
 
@@ -84,7 +84,7 @@ def steps_are_traced_only() -> Iterator[list[Any]]:
         return trace
 
     with pytest.MonkeyPatch.context() as patch, contextlib.suppress(_TracedError):
-        patch.setattr(trainer, "_step_of", step_of)
+        patch.setattr(trainer_calls, "_step_of", step_of)
         yield traced
 
 
