@@ -54,7 +54,7 @@ def as_terms(gradients: Sequence[Any], variables: Sequence[Any]) -> tuple[list[A
             continue
         if kind is Kind.DRAWN:
             # Random numbers that are not for rows: all replicas take those of the first.
-            found[i] = values * tf.cast(share.of_replica(lambda replica: replica == 0), values.dtype)
+            found[i] = values * tf.cast(share.value_on_replica(lambda replica: replica == 0), values.dtype)
             continue
         if kind is not Kind.MEAN:
             warn(

@@ -62,7 +62,7 @@ def _next(
         return seed
     if share.replica_id == 0 and share.constant_of_replica is None:
         return mark(tf.identity(seed), Kind.DRAWN)
-    offset = share.of_replica(lambda replica: np.array([replica * _STRIDE % 2**31, 0], np.int64))
+    offset = share.value_on_replica(lambda replica: np.array([replica * _STRIDE % 2**31, 0], np.int64))
     return mark(seed + tf.cast(offset, seed.dtype), Kind.DRAWN)
 
 

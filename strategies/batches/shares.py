@@ -107,7 +107,7 @@ class Share:
         """True if the replica is known beforehand to have rows of its own."""
         return self.has_rows is True and not self.in_inner_function
 
-    def of_replica(self, value: Callable[[int], Any]) -> Any:
+    def value_on_replica(self, value: Callable[[int], Any]) -> Any:
         """Returns ``value(replica_id)``; as a tensor where this replica is traced for all local ones.
 
         Args:
@@ -117,7 +117,7 @@ class Share:
 
     def on_first(self, value: tf.Tensor) -> tf.Tensor:
         """Returns ``value`` on the first replica of the job, and zeros on the others."""
-        is_first = self.of_replica(lambda replica: replica == 0)
+        is_first = self.value_on_replica(lambda replica: replica == 0)
         if isinstance(is_first, bool):
             return value if is_first else tf.zeros_like(value)
         return tf.where(is_first, value, tf.zeros_like(value))

@@ -47,7 +47,7 @@ def sum_over_rows_before(value: Any) -> tf.Tensor:
     if context is None or context.num_replicas_in_sync == 1:
         return tf.zeros_like(value)
     share = shares.current()
-    index = context.replica_id_in_sync_group if share is None else share.of_replica(lambda replica: replica)
+    index = context.replica_id_in_sync_group if share is None else share.value_on_replica(lambda replica: replica)
     number = context.num_replicas_in_sync
     # A sum to which each replica contributes one row: for a few numbers, an all-gather is not faster.
     own = tf.reshape(tf.one_hot(index, number, dtype=value.dtype), [number, *[1] * len(value.shape)])

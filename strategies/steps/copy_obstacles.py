@@ -8,7 +8,7 @@ from typing import Any
 from strategies._tf_internals import op_definitions
 from strategies.steps.function_copies import definition_of, functions_of
 
-#: Ops that each replica has to create by itself: groups of collectives, and transfers, are told apart by their numbers.
+#: Prefixes of ops with keys that must be unique: a copied collective or transfer would have the key of the original.
 _EXCHANGES = ("Collective", "Horovod", "Nccl", "_Send", "_Recv", "_HostSend", "_HostRecv")
 
 

@@ -55,7 +55,7 @@ class FirstReplica(ReplicaContext):
             with tf.device(None), gradient_record.stop_recording():
                 return merge_fn(strategy, *args, **kwargs)
 
-        result = super()._merge_call(for_all, copies.of_all(args), copies.of_all(kwargs))
+        result = super()._merge_call(for_all, copies.for_all_replicas(args), copies.for_all_replicas(kwargs))
         own = copies.take(result)
         copies.begin()
         return own
@@ -83,14 +83,13 @@ def shared_for_all(shares: Sequence[Share], arguments: Sequence[Any], copies: Re
         with marking(own, share.dependence.sizes):
             pass
     rows = [share.find_first_row() for share in shares]
-    find_first_row: Callable[[], Any] = lambda: None  # noqa: E731
+    first_row: tf.Tensor | None = None
     if all(row is not None for row in rows):
         tensors = [tf.identity(tf.convert_to_tensor(row, tf.int32)) for row in rows]
         copies.pair(tensors)
         first_row = tensors[0]
-        find_first_row = lambda: first_row  # noqa: E731
     return dataclasses.replace(
         first,
-        find_first_row=find_first_row,
+        find_first_row=lambda: first_row,
         constant_of_replica=lambda value: copies.constant(lambda r: value(first.replica_id + r)),
     )

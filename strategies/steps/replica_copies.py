@@ -222,15 +222,15 @@ class ReplicaCopies:
 
     # ---- values
 
-    def of(self, value: Any, replica: int) -> Any:
+    def for_replica(self, value: Any, replica: int) -> Any:
         """Returns the value of a replica, for a nest of values of replica 0."""
         if replica == 0:
             return value
         return tf.nest.map_structure(functools.partial(self._of_leaf, replica=replica), value)
 
-    def of_all(self, value: Any) -> Any:
+    def for_all_replicas(self, value: Any) -> Any:
         """Returns the values of all replicas as TensorFlow groups them, for a nest of values of replica 0."""
-        return regroup(tuple(self.of(value, r) for r in range(self.num_replicas)))
+        return regroup(tuple(self.for_replica(value, r) for r in range(self.num_replicas)))
 
     def take(self, result: Any) -> Any:
         """Returns replica 0's part of a nest of per-replica values, and registers those of the others."""

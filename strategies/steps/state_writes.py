@@ -230,7 +230,7 @@ def _addend(share: Share, term: Term) -> tf.Tensor:
     neutral = tf.fill(tf.shape(tensor), tf.constant(limits[0] if term.how == "max" else limits[1], tensor.dtype))
     row = share.keep(tensor, neutral)[tf.newaxis]
     last, others = share.num_replicas - 1, [[0, 0]] * (row.shape.rank - 1)
-    return tf.pad(row, share.of_replica(lambda replica: [[replica, last - replica], *others]))
+    return tf.pad(row, share.value_on_replica(lambda replica: [[replica, last - replica], *others]))
 
 
 def _warn_of_static_count(share: Share, name: str, value: Any, *, is_increment: bool) -> None:

@@ -276,7 +276,7 @@ class Steps:
         )
 
     def _run_first_replica(self, copies: ReplicaCopies, replica: Callable[[], Any]) -> Any:
-        """Returns the outputs of all local replicas, of which the first one is traced.
+        """Traces the first local replica, copies its ops for the others, and returns the outputs of all.
 
         Args:
             copies: copies its ops for the others.
@@ -298,7 +298,7 @@ class Steps:
         finally:
             self.context = outer
         attributes.put_back()
-        return copies.of_all(outputs)
+        return copies.for_all_replicas(outputs)
 
     def _copy_pending_writes(self) -> None:
         """Records for the replicas that are not traced the writes of the one that is."""

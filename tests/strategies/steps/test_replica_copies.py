@@ -128,8 +128,8 @@ def test_one_replica_is_traced_and_numbers_are_those_of_one_device(traced: Trace
     before = counted.calls
     for own, other in zip(results(model), expected, strict=True):
         np.testing.assert_allclose(own, other, rtol=1e-6, atol=1e-6)
-    # Of shapes only; for training, evaluation, and prediction of 8 rows; and of 6 rows, of which the replicas have
-    # different static numbers: these are traced for each of the replicas.
+    # One call infers shapes; one each traces training, evaluation, and prediction of 8 rows. Prediction of 6 rows is
+    # traced for each replica, since the replicas have different static numbers of rows.
     assert counted.calls - before == 1 + 3 + 4
     assert all(once for *_, once in traced.graphs)
     for graph, *_ in traced.graphs:
@@ -153,7 +153,7 @@ def test_graph_is_that_of_traced_replicas(traced: Traced, monkeypatch: pytest.Mo
     once, each = map(signatures, traced.graphs)
     assert len(once) > 300
     different = [op for key, ops in once.items() if len(each[key]) != len(ops) for op in ops]
-    # How many rows the replicas before a replica have.
+    # The index of the first row of each replica is computed outside of the replicas.
     assert {op.type for op in different} <= {"Const", "Identity", "AddV2"}, different
     assert not [op for key, ops in each.items() if len(once[key]) < len(ops) for op in ops]
 
@@ -238,7 +238,7 @@ def test_refuses_values_that_differ() -> None:
         copies.pair([one, other])
         with pytest.raises(NotAlikeError, match="stands for different ones"):
             copies.pair([one, one + 1.0])
-        copied = copies.of({"a": one, "b": 3}, 1)
+        copied = copies.for_replica({"a": one, "b": 3}, 1)
         assert copied["a"] is other
         assert copied["b"] == 3
 
@@ -258,11 +258,11 @@ def test_copies_control_edges_and_marks() -> None:
         with tf.device("/device:CPU:0"):
             third = tf.add(second, first)
         copies.copy()
-        copied = copies.of(third, 1)
+        copied = copies.for_replica(third, 1)
         assert copied.device == "/device:CPU:1"
         assert [each.op.type for each in copied.op.inputs] == ["Identity", "Const"]
-        assert copied.op.inputs[0] is copies.of(second, 1)
+        assert copied.op.inputs[0] is copies.for_replica(second, 1)
         assert {op.name for op in copied.op.inputs[0].op.control_inputs} == {"before", "replica_1/own"}
-        assert copies.of(second, 1)._keras_strategies_summed_over_rows
+        assert copies.for_replica(second, 1)._keras_strategies_summed_over_rows
 
     in_graph(check)
