@@ -29,7 +29,10 @@ collect_seldom()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--parity-all", action="store_true", help="run all parity cases in all worlds")
+    parser.addoption("--parity-all", action="store_true", help="also run the tests that resemble others")
+    parser.addoption(
+        "--parity-product", action="store_true", help="with --parity-all, run each case with each kind of sharding"
+    )
     parser.addoption("--parity-table", metavar="FILE", help="write what the parity tests measure to this page")
 
 

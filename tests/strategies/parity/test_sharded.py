@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,6 +16,7 @@ import keras_ext
 import strategies
 from strategies import layer_api
 from strategies.engine.strategy import Sharded
+from tests.covering import covering, pairs_of
 from tests.releases import is_there
 from tests.strategies.parity.cases import ALL, SECTIONS
 from tests.strategies.parity.cases_sharded import (
@@ -148,10 +149,43 @@ SELDOM = (
 )
 
 
+def properties_of(sharding: Sharding) -> dict[str, Hashable]:
+    """Returns on which properties of a sharding the code that runs depends."""
+    engine, num_processes, num_local = sharding.world
+    return {
+        "engine": engine,
+        "several processes": num_processes > 1,
+        "several devices in a process": num_local > 1,
+        "more than two replicas": num_processes * num_local > 2,
+        "groups": sharding.size is not None,
+        "shard": sharding.shard,
+    }
+
+
+def cost_of(sharding: Sharding) -> float:
+    """Returns what a case costs, in units of about a second of a core: each process traces it, for each device."""
+    _, num_processes, num_local = sharding.world
+    return (2 + num_processes) * max(1.0, 0.6 * num_local)
+
+
+@functools.cache
+def cases_by_sharding() -> dict[Sharding, list[str]]:
+    """Returns the cases of `--parity-all`: each runs with every pair of properties, the cases together with all."""
+    whole = [each for each in (*SHARDINGS, *SELDOM) if "=2" not in each.mesh]
+    cases: dict[Sharding, list[str]] = {each: list(names) for each, names in SHARDINGS.items()}
+    for i, name in enumerate((*ALL, *OWN)):
+        for each in covering(whole, properties_of, cost_of, first=i):
+            if name not in cases.setdefault(each, []):
+                cases[each].append(name)
+    return cases
+
+
 def cases_of(sharding: Sharding, config: pytest.Config) -> list[str]:
     if "=2" in sharding.mesh:
         return list(PARTS if config.getoption("--parity-all") else SHARDINGS.get(sharding, ()))
-    names = [*ALL, *OWN] if config.getoption("--parity-all") else SHARDINGS.get(sharding, ())
+    names: Sequence[str] = SHARDINGS.get(sharding, ())
+    if config.getoption("--parity-all"):
+        names = [*ALL, *OWN] if config.getoption("--parity-product") else cases_by_sharding().get(sharding, ())
     return [name for name in names if is_there(name)]
 
 
@@ -310,6 +344,13 @@ def test_refusals() -> None:
         model = of_few_weights(keras.optimizers.Adam(use_ema=True))
     with pytest.raises(ValueError, match="SwapEMAWeights exchanges weights and averages, which shard= distributes"):
         model.fit(vectors(), labels(), callbacks=[keras.callbacks.SwapEMAWeights()], verbose=0)
+
+
+def test_each_case_meets_each_pair_of_properties() -> None:
+    every = set().union(*(pairs_of(properties_of(each)) for each in (*SHARDINGS, *SELDOM) if "=2" not in each.mesh))
+    for name in (*ALL, *OWN):
+        met = [properties_of(each) for each, names in cases_by_sharding().items() if name in names]
+        assert set().union(*map(pairs_of, met)) >= every
 
 
 def test_sections_are_all_covered() -> None:
