@@ -107,7 +107,7 @@ def define_placing_flags() -> None:
         "Micro-batches per replica and step, if the mesh has the axis pipe.",
         lower_bound=1,
     )
-    schedules = ["gpipe", "1f1b", "eager_1f1b", "interleaved_1f1b", "zb_h1"]
+    schedules = ["gpipe", "1f1b", "eager_1f1b", "interleaved_1f1b", "zb_h1", "zb_v", "v_half"]
     flags.DEFINE_enum("schedule", PlacingOptions.schedule, schedules, "Pipeline schedule.")
     flags.DEFINE_enum(
         "partition",

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from keras_ext.pipeline.schedule import Schedule
 from keras_ext.pipeline.schedules import SCHEDULES
+
+#: The numbers of stages on each device with the schedules that have more than one; None for any number.
+NUM_STAGES_PER_DEVICE: Mapping[str, int | None] = {"interleaved_1f1b": None, "zb_v": 2, "v_half": 2}
 
 
 def check(schedule: str, **numbers: int | None) -> None:
@@ -27,17 +30,22 @@ def checked_num_stages(wanted: int | None, num_defined: int | None, num_devices:
     Raises:
         ValueError: `wanted` differs from `num_defined`, or the number does not suit the devices and the schedule.
     """
-    several = schedule == "interleaved_1f1b"
-    number = num_defined or (2 if several else 1) * num_devices
+    per_device = NUM_STAGES_PER_DEVICE.get(schedule, 1)
+    number = num_defined or (per_device or 2) * num_devices
     number = number if wanted is None else wanted
     if num_defined is not None and num_defined != number:
         raise ValueError(f"The layers define {num_defined} stages. Received: num_stages={number}.")
-    if number % num_devices or (not several and num_devices > 1 and number != num_devices):
+    # On one device, any number is scheduled as if each stage, or each two, had a device of their own.
+    is_free = per_device is None or num_devices == 1
+    fits = number % (num_devices * (per_device or 1)) == 0 if is_free else number == per_device * num_devices
+    if not fits:
+        how_many = {None: "a multiple of", 1: "exactly", 2: "exactly twice"}[per_device]
         raise ValueError(
-            f"The mesh has {num_devices} devices along 'pipe'; with schedule={schedule!r} they hold "
-            f"{'a multiple of' if several else 'exactly'} as many stages. Received: num_stages={number}."
+            f"The mesh has {num_devices} device(s) along 'pipe'; with schedule={schedule!r} they hold "
+            f"{how_many} as many stages. Received: num_stages={number}."
         )
     return number
+
 
 
 def recomputed_stages(wanted: str | Sequence[int] | None, num_stages: int) -> frozenset[int]:
@@ -62,5 +70,5 @@ def schedule_table(name: str, num_devices: int, num_stages: int, num_microbatche
     """Returns the schedule with a name for the given numbers of devices, stages and micro-batches."""
     if name == "interleaved_1f1b":
         return SCHEDULES[name](num_devices, num_microbatches, num_stages // num_devices)
-    # Several stages on one device are scheduled as if each had its own device.
-    return SCHEDULES[name](num_stages, num_microbatches)
+    # Several stages on one device are scheduled as if each, or each two, had a device of their own.
+    return SCHEDULES[name](num_stages // (NUM_STAGES_PER_DEVICE.get(name) or 1), num_microbatches)

@@ -90,7 +90,7 @@ class Run:
         self._totals: list[list[Any]] = [[None] * len(own) for own in variables]
         self._dependencies = ControlDependencies(schedule.devices)
         own = placed, self._state, self._dependencies
-        self._exchange = Exchange(*own, backward=schedule.kinds[1]) if placed.crosses else None
+        self._exchange = Exchange(*own, backward=schedule.backward) if placed.crosses else None
         # True if the loss is computed once from all micro-batches.
         self._joins_losses = False
 

@@ -59,6 +59,26 @@ def num_stages_of(graph: Any) -> int | None:
     return max(stages) + 1 if stages else None
 
 
+def check_positions(graph: Any, positions: Sequence[int]) -> None:
+    """Refuses `PipelineStage` layers that are on other devices than the schedule has for their stages.
+
+    Args:
+        graph: a Functional model.
+        positions: the position of each stage on the axis "pipe".
+
+    Raises:
+        ValueError: a layer is at another position.
+    """
+    for node in nodes_of(graph):
+        layer = node.operation
+        if isinstance(layer, PipelineStage) and layer.position != positions[layer.stage]:
+            raise ValueError(
+                f"With this schedule, stage {layer.stage} is at position {positions[layer.stage]} of the axis 'pipe': "
+                f"PipelineStage(layers, {layer.stage}, position={positions[layer.stage]}). Received: the layer "
+                f"{layer.name!r} with position={layer.position}."
+            )
+
+
 def partition_of(graph: Any, num_stages: int, wanted: Wanted, num_held: Callable[[int], int]) -> Partition:
     """Partitions a graph into stages.
 

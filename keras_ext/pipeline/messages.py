@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from keras_ext.pipeline.schedule import Action, Kind, Schedule
 
@@ -32,7 +32,7 @@ def with_messages(schedule: Schedule) -> Schedule:
                 kind = Kind.SEND_FORWARD if forward else Kind.SEND_BACKWARD
                 lowered.append(Action(action.stage, kind, action.microbatch))
         devices.append(tuple(lowered))
-    return Schedule(schedule.name, schedule.num_stages, schedule.num_microbatches, tuple(devices))
+    return replace(schedule, devices=tuple(devices))
 
 
 @dataclass(frozen=True)

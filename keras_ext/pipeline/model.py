@@ -12,7 +12,7 @@ from keras_ext.cloning import counted_layers, put_in_order
 from keras_ext.pipeline import arguments
 from keras_ext.pipeline.executor import ActionCallback
 from keras_ext.pipeline.forward import ForwardPasses
-from keras_ext.pipeline.graph_partition import Wanted, num_stages_of, partition_of
+from keras_ext.pipeline.graph_partition import Wanted, check_positions, num_stages_of, partition_of
 from keras_ext.pipeline.losses import check_on_all_ranks
 from keras_ext.pipeline.measured_timeline import measured_timeline
 from keras_ext.pipeline.microbatch import Microbatches
@@ -45,11 +45,13 @@ class PipelineModel(keras.Model):
             :class:`~keras_ext.PipelineStage` layers in it define the stages. It is copied with its weights, which keep
             their order, and with other learnt state, such as vocabularies.
         num_stages: a multiple of the size of "pipe". The default is that size, or twice that for
-            ``"interleaved_1f1b"``.
+            ``"interleaved_1f1b"``, ``"zb_v"`` and ``"v_half"``.
         num_microbatches: the number of micro-batches of a batch. If it does not divide the number of rows, the first
             micro-batches are larger; a batch with fewer rows has fewer micro-batches.
-        schedule: ``"gpipe"``, ``"1f1b"``, ``"eager_1f1b"`` (for stages in several processes), ``"interleaved_1f1b"``,
-            or ``"zb_h1"``, which computes the gradients of weights while 1F1B would wait.
+        schedule: ``"gpipe"``, ``"1f1b"``, ``"eager_1f1b"`` (for stages in several processes) or
+            ``"interleaved_1f1b"``; ``"zb_h1"``, which computes the gradients of weights while 1F1B would wait;
+            ``"zb_v"``, which hardly waits at all, and ``"v_half"``, with half the activations, both with two stages on
+            each device.
         partition: ``"time"``: stages take equally long, where each layer's passes are timed with zeros, or with words
             of its vocabulary; ``"parameters"``: equal numbers of weights; ``"uniform"``: equal numbers of layers; the
             names of the layers at which stages begin, without the first stage's; or a
@@ -100,7 +102,9 @@ class PipelineModel(keras.Model):
         with layer_api.global_state_kept():
             made = partition_of(graph, num_stages, partition, lambda k: 1 if k in recomputed else table.num_held(k))
             stages_of = stages_of_operations(graph, made)
-            copy = copied(graph, parts, {name: {k % len(along) for k in own} for name, own in stages_of.items()})
+            positions = [table.placement.position_of(k, len(along)) for k in range(num_stages)]
+            check_positions(graph, positions)
+            copy = copied(graph, parts, {name: {positions[k] for k in own} for name, own in stages_of.items()})
         super().__init__(inputs=copy.input, outputs=copy.output, name=name or graph.name)
         put_in_order(self, counted_layers(copy))
         self.num_microbatches = num_microbatches
@@ -115,7 +119,6 @@ class PipelineModel(keras.Model):
                     "(synchronized=True), which cannot be recomputed. Leave it out of remat. Received: "
                     f"remat={remat!r}."
                 )
-        positions = [k % len(along) for k in range(num_stages)]
         self._placed = PlacedStages(self._stages, self.outputs, parts, positions)
         self._placed.check()
         self._forward = ForwardPasses(self._placed, self.inputs)

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
+
+from keras_ext.pipeline.stage_placement import StagePlacement
 
 #: The ticks of a forward and a backward action, in pictures and bubbles: a backward pass computes twice as much. Each
 #: half of a split backward pass takes one.
@@ -56,13 +58,12 @@ class Action:
 class Schedule:
     """The actions of each device, in order. Prints as a clock grid.
 
-    Stage k is on device ``k % num_devices``.
-
     Attributes:
         name: the kind of schedule.
         num_stages: the number of stages; a multiple of the number of devices.
         num_microbatches: the number of micro-batches of a batch.
         devices: the actions of each device.
+        placement: the order in which stages are placed on devices.
 
     Example:
 
@@ -77,6 +78,7 @@ class Schedule:
     num_stages: int
     num_microbatches: int
     devices: tuple[tuple[Action, ...], ...] = field(repr=False)
+    placement: StagePlacement = StagePlacement.LOOP
 
     @property
     def num_devices(self) -> int:
@@ -92,13 +94,18 @@ class Schedule:
         return Kind.FORWARD, Kind.BACKWARD
 
     @property
+    def backward(self) -> Kind:
+        """The kind of the backward pass that gives the gradients of a stage's inputs."""
+        return self.kinds[1]
+
+    @property
     def splits_backward(self) -> bool:
         """True if the gradients of inputs and of weights are computed in separate passes."""
-        return Kind.BACKWARD not in self.kinds
+        return self.backward is Kind.BACKWARD_INPUT
 
     def device_of(self, stage: int) -> int:
         """Returns the device of a stage."""
-        return stage % self.num_devices
+        return self.placement.position_of(stage, self.num_devices)
 
     def runs_all_forward_first(self) -> bool:
         """Returns True if the last stage runs all its forward passes before its first backward pass, as in GPipe."""
@@ -176,11 +183,15 @@ def grid(schedule: Schedule) -> str:
     return "\n".join(lines)
 
 
-def _needs(schedule: Schedule, action: Action) -> list[Action]:
-    """Returns the actions that an action needs, in addition to those before it on its device."""
-    stage, i, last = action.stage, action.microbatch, schedule.num_stages - 1
-    # The backward pass that gives the gradients of the stage's inputs.
-    backward = schedule.kinds[1]
+def prerequisites(action: Action, num_stages: int, backward: Kind) -> list[Action]:
+    """Returns the actions that an action needs, in addition to those before it on its device.
+
+    Args:
+        action: an action.
+        num_stages: the number of stages.
+        backward: the kind of the backward pass that gives the gradients of a stage's inputs.
+    """
+    stage, i, last = action.stage, action.microbatch, num_stages - 1
     if action.kind is Kind.FORWARD:
         return [Action(stage - 1, Kind.FORWARD, i)] if stage > 0 else []
     if action.kind in (Kind.BACKWARD, Kind.BACKWARD_INPUT):
@@ -193,6 +204,10 @@ def _needs(schedule: Schedule, action: Action) -> list[Action]:
         Kind.SEND_BACKWARD: [Action(stage, backward, i)],
         Kind.RECEIVE_BACKWARD: [Action(stage + 1, Kind.SEND_BACKWARD, i)],
     }[action.kind]
+
+
+def _needs(schedule: Schedule, action: Action) -> list[Action]:
+    return prerequisites(action, schedule.num_stages, schedule.backward)
 
 
 def _ticks(action: Action) -> float:
@@ -249,7 +264,7 @@ def _stuck(schedule: Schedule, following: Sequence[int], done: Collection[Action
 def computations(schedule: Schedule) -> Schedule:
     """Returns the same table without messages."""
     computed = tuple(tuple(action for action in actions if action.kind in COMPUTATIONS) for actions in schedule.devices)
-    return Schedule(schedule.name, schedule.num_stages, schedule.num_microbatches, computed)
+    return replace(schedule, devices=computed)
 
 
 def fault(schedule: Schedule, device: int, position: int, what: str) -> ValueError:

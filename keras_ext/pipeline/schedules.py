@@ -1,4 +1,4 @@
-"""The available schedules as tables of actions: GPipe, three kinds of 1F1B, and ZB-H1. Pure: no TensorFlow.
+"""The available schedules as tables of actions: GPipe, three kinds of 1F1B, and zero-bubble ones. Pure: no TensorFlow.
 
 With p = 3 devices and m = 4 micro-batches, GPipe
 
@@ -18,7 +18,7 @@ of its weights, in square brackets, fill the time in which 1F1B waits:
     device 2   .   .   0  (0)  1  (1)  2  (2) [0]  3  (3) [1] [2] [3]     all take one tick
 
 It holds the activations of at most p micro-batches on each device, as the first device does in 1F1B, and idles for
-(p - 1) / (3 m + p - 1) of the time.
+(p - 1) / (3 m + p - 1) of the time. ZB-V and V-Half, which `v_schedules` makes, have two stages on each device.
 
 Sources: Huang et al., arXiv:1811.06965 (GPipe); Narayanan et al., arXiv:1806.03377 and arXiv:2104.04473 (1F1B,
 interleaved); Zhuang et al., arXiv:2211.05322 (eager 1F1B); Qi et al., arXiv:2401.10241 (ZB-H1).
@@ -30,6 +30,7 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 
 from keras_ext.pipeline.schedule import Action, Kind, Schedule
+from keras_ext.pipeline.v_schedules import v_shaped
 
 
 def gpipe(num_devices: int, num_microbatches: int) -> Schedule:
@@ -97,6 +98,18 @@ def zero_bubble_h1(num_devices: int, num_microbatches: int) -> Schedule:
     return Schedule("zb_h1", num_devices, num_microbatches, tuple(devices))
 
 
+def zero_bubble_v(num_devices: int, num_microbatches: int) -> Schedule:
+    """Returns ZB-V, with two stages on each device and the memory of 1F1B's first stage on all (arXiv:2401.10241)."""
+    _check(num_devices=num_devices, num_microbatches=num_microbatches)
+    return v_shaped("zb_v", num_devices, num_microbatches, 2 * num_devices)
+
+
+def v_half(num_devices: int, num_microbatches: int) -> Schedule:
+    """Returns V-Half, with two stages on each device and about half the memory of ZB-V (arXiv:2405.15362)."""
+    _check(num_devices=num_devices, num_microbatches=num_microbatches)
+    return v_shaped("v_half", num_devices, num_microbatches, min(num_devices + 2, 2 * num_devices))
+
+
 def _one_stage_each(name: str, num_devices: int, num_microbatches: int, ahead: int) -> Schedule:
     """Returns 1F1B in which each device runs `ahead` warm-up forwards per downstream device, then alternates."""
     _check(num_devices=num_devices, num_microbatches=num_microbatches)
@@ -115,6 +128,8 @@ SCHEDULES: Mapping[str, Callable[..., Schedule]] = {
     "eager_1f1b": eager_one_forward_one_backward,
     "interleaved_1f1b": interleaved,
     "zb_h1": zero_bubble_h1,
+    "zb_v": zero_bubble_v,
+    "v_half": v_half,
 }
 
 

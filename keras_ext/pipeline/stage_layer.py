@@ -24,7 +24,10 @@ class PipelineStage(keras.Sequential):
     Args:
         layers: a list of layers, or a Sequential or Functional model. A layer that already has variables is replaced by
             a copy on the stage's device, with the same values.
-        stage: the number of the stage, from 0; stage k is at position ``k % size`` of the axis "pipe".
+        stage: the number of the stage, from 0.
+        position: the position of the stage's device on the axis "pipe", from 0. If left out, stage k is at position
+            ``k % size``. For the schedules ``"zb_v"`` and ``"v_half"``, the first `size` stages are at
+            ``size - 1 - k``, and the others at ``k - size``.
         name: the name of the layer.
 
     Input shape:
@@ -41,24 +44,32 @@ class PipelineStage(keras.Sequential):
             model = keras_ext.PipelineModel([keras.Input((4,)), *stages], num_microbatches=4)
 
     Raises:
-        ValueError: `stage` is not a number from 0, or there are no layers.
+        ValueError: `stage` is not a number from 0, the axis has no such `position`, or there are no layers.
 
     Source: Huang et al., arXiv:1811.06965.
     """
 
-    def __init__(self, layers: Any, stage: int = 0, name: str | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self, layers: Any, stage: int = 0, name: str | None = None, *, position: int | None = None, **kwargs: Any
+    ) -> None:
         if isinstance(stage, bool) or not isinstance(stage, int) or stage < 0:
             raise ValueError(f"stage is the number of a stage, from 0. Received: stage={stage!r}.")
         given = _listed(layers)
         if not given:
             raise ValueError(f"A stage has one layer at least. Received: layers={layers!r}.")
         self._parts = layer_api.replica_parts()
-        self._position = stage % self._parts.mesh.axis_size("pipe")
         along = self._parts.along("pipe")
-        part = self._parts.local_part({**self._parts.coordinates, "pipe": frozenset([self._position])})
-        self._part = along[self._position] if part is None else part
+        if position is not None and position not in range(len(along)):
+            raise ValueError(
+                f"position is a number from 0 to {len(along) - 1}: the axis 'pipe' has {len(along)} device(s). Received: "
+                f"position={position!r}."
+            )
         self.stage = stage
-        with self._parts.at(pipe=self._position):
+        #: The position of the stage's device on the axis "pipe".
+        self.position = stage % len(along) if position is None else position
+        part = self._parts.local_part({**self._parts.coordinates, "pipe": frozenset([self.position])})
+        self._part = along[self.position] if part is None else part
+        with self._parts.at(pipe=self.position):
             with layer_api.global_state_kept():
                 copies = Copies()
                 placed = [_local_layer(layer, copies) for layer in given]
@@ -66,7 +77,7 @@ class PipelineStage(keras.Sequential):
 
     def build(self, input_shape: Any = None) -> None:
         """Creates the variables that do not exist yet."""
-        with self._parts.at(pipe=self._position):
+        with self._parts.at(pipe=self.position):
             super().build(input_shape)
 
     def call(self, inputs: Any, training: bool | None = None, mask: Any = None, **kwargs: Any) -> Any:
@@ -76,22 +87,22 @@ class PipelineStage(keras.Sequential):
 
     def with_layers(self, layers: list[Any]) -> PipelineStage:
         """Returns a stage with the same number and name but other layers, for a copy of the model that contains it."""
-        return type(self)([*input_of(self), *layers], self.stage, name=self.name)
+        return type(self)([*input_of(self), *layers], self.stage, self.name, position=self.position)
 
     @classmethod
     def plain_config(cls, config: dict[str, Any]) -> dict[str, Any]:
         """Returns the config of the Sequential model, for saved files."""
-        return {name: value for name, value in config.items() if name != "stage"}
+        return {name: value for name, value in config.items() if name not in ("stage", "position")}
 
     def get_config(self) -> dict[str, Any]:
-        """Returns the config of the Sequential model, and the stage."""
-        return {**super().get_config(), "stage": self.stage}
+        """Returns the config of the Sequential model, the stage and its position."""
+        return {**super().get_config(), "stage": self.stage, "position": self.position}
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> PipelineStage:
         """Creates a stage from its config, built if the saved one was."""
         made = keras.Sequential.from_config(cls.plain_config(config), custom_objects)
-        return cls(made, config["stage"], name=config["name"])
+        return cls(made, config["stage"], config["name"], position=config["position"])
 
 
 def _listed(layers: Any) -> list[Any]:

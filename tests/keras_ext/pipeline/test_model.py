@@ -82,6 +82,16 @@ CASES = {
         {"pipe": 2},
         {"num_microbatches": 3, "partition": ["upper"], "schedule": "zb_h1", "remat": [0]},
     ),
+    "6 stages, zb_v": (
+        skipping,
+        {"data": 2, "pipe": 3},
+        {"num_microbatches": 5, "schedule": "zb_v", "partition": "uniform"},
+    ),
+    "v_half, loops and masks": (
+        recurrent,
+        {"pipe": 2},
+        {"num_microbatches": 3, "schedule": "v_half", "remat": [1], "partition": "uniform"},
+    ),
     "4 stages on 2 devices": (skipping, {"pipe": 2}, {"num_microbatches": 5, "schedule": "interleaved_1f1b"}),
     "replicas": (skipping, {"data": 2, "pipe": 2}, {"num_microbatches": 4}),
     "more micro-batches than rows": (skipping, {"pipe": 2}, {"num_microbatches": 16}),
@@ -166,7 +176,7 @@ def normalizing() -> keras.Model:
 
 
 SCHEDULES = {"1": ("1f1b", 1), "2, 1f1b": ("1f1b", 2), "4, gpipe": ("gpipe", 4), "2 x 2": ("interleaved_1f1b", 2)}
-SCHEDULES["4, zb_h1"] = ("zb_h1", 4)
+SCHEDULES |= {"4, zb_h1": ("zb_h1", 4), "2 x 2, zb_v": ("zb_v", 2)}
 
 
 @pytest.mark.usefixtures("without_rewriting")

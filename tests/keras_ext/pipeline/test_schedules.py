@@ -16,7 +16,9 @@ from keras_ext.pipeline.schedules import (
     gpipe,
     interleaved,
     one_forward_one_backward,
+    v_half,
     zero_bubble_h1,
+    zero_bubble_v,
 )
 from keras_ext.pipeline.validation import validate
 
@@ -85,6 +87,17 @@ def test_zero_bubble_h1() -> None:
     ]
 
 
+def test_zero_bubble_v() -> None:
+    assert table(zero_bubble_v(2, 3)) == [
+        "1F0 2F0 1F1 2F1 2I0 1I0 2W0 2I1 1I1 1F2 2W1 2F2 1W0 1W1 2I2 1I2 2W2 1W2",
+        "0F0 0F1 0F2 3F0 3I0 3W0 3F1 3I1 0I0 3W1 0I1 0W0 0W1 3F2 3I2 3W2 0I2 0W2",
+    ]
+    assert str(zero_bubble_v(2, 2)).splitlines()[1:] == [
+        "device 0   .    a0   b0   a1   b1  (b0) (a0) (b1) (a1) [b0] [b1] [a0] [a1]",
+        "device 1   a0   a1   .    b0  (b0)  b1  (b1) (a0) [b0] (a1) [b1] [a0] [a1]",
+    ]
+
+
 SMALL = list(itertools.product(range(1, 6), range(1, 9)))
 
 
@@ -95,6 +108,8 @@ MAKERS: dict[str, Callable[[int, int], Schedule]] = {
     "interleaved, 2": lambda p, m: interleaved(p, m, 2),
     "interleaved, 3": lambda p, m: interleaved(p, m, 3),
     "zero bubble, h1": zero_bubble_h1,
+    "zero bubble, v": zero_bubble_v,
+    "v, half": v_half,
 }
 
 
@@ -143,6 +158,35 @@ def test_zero_bubble_h1_waits_a_third_of_1f1b_at_its_memory() -> None:
         if m >= p:
             assert schedule.bubble() == pytest.approx((p - 1) / (3 * m + p - 1))
         assert schedule.bubble() <= before.bubble()
+
+
+def most_held(schedule: Schedule) -> list[int]:
+    """Returns for each device the largest number of activations of its stages that it holds at the same time."""
+    found = []
+    for actions in schedule.devices:
+        changes = [{Kind.FORWARD: 1, schedule.kinds[-1]: -1}.get(action.kind, 0) for action in actions]
+        found.append(max(itertools.accumulate(changes)))
+    return found
+
+
+def test_zero_bubble_v_waits_for_the_first_and_last_pass_only_at_the_memory_of_1f1b() -> None:
+    for p, m in itertools.product(range(1, 9), (1, 2, 3, 5, 8, 9, 13, 16, 24)):
+        schedule = zero_bubble_v(p, m)
+        # A stage is half of a device's layers.
+        assert max(most_held(schedule)) <= min(2 * p, 2 * m)
+        length = max(end for _, end in schedule.times().values())
+        assert length >= 6 * m + p - 1
+        if m >= p:
+            assert length <= 6 * m + p - 1 + 5
+            assert schedule.bubble() <= one_forward_one_backward(p, m).bubble()
+    assert max(end for _, end in zero_bubble_v(4, 16).times().values()) == 6 * 16 + 3
+
+
+def test_v_half_is_faster_than_1f1b_at_half_its_memory() -> None:
+    for p, m in itertools.product(range(2, 9), (16, 19, 24)):
+        schedule = v_half(p, m)
+        assert max(most_held(schedule)) <= p + 2
+        assert schedule.bubble() < one_forward_one_backward(p, m).bubble()
 
 
 def _ticks(ticks: Mapping[Kind, float], action: Action) -> float:

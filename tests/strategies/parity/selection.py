@@ -193,6 +193,9 @@ WITH_TWO_IN_EACH_OF_TWO = (
     "minibatch standard deviation, gather_rows",
 )
 
+#: Gradients are applied in a conditional, where replicas of a process cannot synchronize. One process does without.
+REFUSED_IN_SEVERAL_PROCESSES = ("gradients gathered by hand, tf.cond around apply_gradients",)
+
 #: Worlds that need a flag: two replicas in each of two processes are four replicas, too, and the tests of collectives
 #: cover four processes.
 SELDOM: tuple[World, ...] = (("MultiWorkerMirroredStrategy", 4, 1), ("HorovodStrategy", 4, 1))
@@ -204,7 +207,8 @@ def cases_of(world: World, config: pytest.Config) -> list[str]:
     for_table = config.getoption("--parity-table") is not None
     num_replicas = num_processes * num_local
     if config.getoption("--parity-all") or (for_table and (num_processes == 1 or num_replicas == 2)):
-        return list(ALL)
+        is_refused = num_processes > 1 and num_local > 1
+        return [name for name in ALL if not (is_refused and name in REFUSED_IN_SEVERAL_PROCESSES)]
     if world == ALWAYS:
         return [name for name in ALL if name not in _LIKE_OTHERS]
     if world in SELDOM and not for_table:

@@ -175,9 +175,25 @@ def cases_by_sharding() -> dict[Sharding, list[str]]:
     cases: dict[Sharding, list[str]] = {each: list(names) for each, names in SHARDINGS.items()}
     for i, name in enumerate((*ALL, *OWN)):
         for each in covering(whole, properties_of, cost_of, first=i):
-            if name not in cases.setdefault(each, []):
+            # An error on one process ends the job, and so the other cases.
+            may_run = each.world[1] == 1 or refusal_of(each, name) is None
+            if may_run and name not in cases.setdefault(each, []):
                 cases[each].append(name)
     return cases
+
+
+#: Programs that a sharding refuses, by the part of the error that says why.
+IN_A_CONDITIONAL = ("gradients gathered by hand, tf.cond around apply_gradients",)
+SET_A_WEIGHT = ("SpectralNormalization", "diffusion")
+
+
+def refusal_of(sharding: Sharding, name: str) -> str | None:
+    """Returns a part of the error with which a sharding refuses a case; None if the case runs."""
+    if name in IN_A_CONDITIONAL and sharding.world[2] > 1:
+        return "applied inside a tf.cond.*without `shard`"
+    if name in SET_A_WEIGHT and sharding.shard == "weights" and sharding.size is not None:
+        return r"sets a trainable weight of its own.*Leave shard_size out"
+    return None
 
 
 def cases_of(sharding: Sharding, config: pytest.Config) -> list[str]:
@@ -223,7 +239,13 @@ def test_equals_one_device(
     world = sharding.world
     if world[1] == 1:
         devices = [f"CPU:{i}" for i in range(world[2])]
-        outcome = execute(EVERY[name], strategies.MirroredStrategy(devices, **sharding.arguments))
+        strategy = strategies.MirroredStrategy(devices, **sharding.arguments)
+        refusal = refusal_of(sharding, name)
+        if refusal is not None:
+            with pytest.raises(ValueError, match=refusal):
+                execute(EVERY[name], strategy)
+            return
+        outcome = execute(EVERY[name], strategy)
     else:
         outcome = outcome_of_all(world, list(EVERY).index(name), folder_of(sharding))
     plain = on_one_device(name) if name in ALL else own_on_one_device(name)
@@ -348,7 +370,7 @@ def test_refusals() -> None:
 
 def test_each_case_meets_each_pair_of_properties() -> None:
     every = set().union(*(pairs_of(properties_of(each)) for each in (*SHARDINGS, *SELDOM) if "=2" not in each.mesh))
-    for name in (*ALL, *OWN):
+    for name in set((*ALL, *OWN)) - {*IN_A_CONDITIONAL, *SET_A_WEIGHT}:
         met = [properties_of(each) for each, names in cases_by_sharding().items() if name in names]
         assert set().union(*map(pairs_of, met)) >= every
 
