@@ -8,9 +8,11 @@ of every step that was ever traced: several megabytes for each model that was ma
   made, or when the function is saved. Here the registry refers to them weakly.
 * ``tf.numpy_function`` stores its function in the outermost graph, which is the process' own.
 
-Here each function is held by the graph that is being traced and by the graphs around it: an inner graph may be freed
-and rebuilt from its definition while the outer one still needs its gradient. Graphs of strategies of other packages,
-and graphs made without a strategy, are left alone.
+A graph, on the other hand, refers weakly to the variables that it reads, and cannot be called once one of them is gone.
+
+Here each function, and each variable given to `hold`, is held by the graph that is being traced and by the graphs around
+it: an inner graph may be freed and rebuilt from its definition while the outer one still needs its gradient. Graphs of
+strategies of other packages, and graphs made without a strategy, are left alone.
 
 The calls are also tested in ``tests/keras_ext/pipeline/test_measured_timeline.py``.
 """
@@ -30,7 +32,7 @@ from strategies._tf_internals import RegisterGradient, gradient_registry
 
 # The attribute of a graph in which TensorFlow keeps its functions.
 _KEPT = "_py_funcs_used_in_graph"
-_HELD = "_keras_strategies_functions"
+_HELD = "_keras_strategies_held"
 _MARK = "_keras_strategies_original"
 
 
@@ -46,7 +48,7 @@ def install(is_ours: Callable[[], bool]) -> None:
             return original(registration, gradient)
         name = registration._op_type
         original(registration, _weakly(name, gradient))
-        _hold(gradient)
+        hold(gradient)
         return gradient
 
     setattr(register, _MARK, original)
@@ -75,15 +77,16 @@ def _numpy_functions_held() -> Iterator[None]:
     if _graphs():
         kept = getattr(outermost, _KEPT)
         for function in kept[before:]:
-            _hold(function)
+            hold(function)
         del kept[before:]
 
 
-def _hold(function: Callable[..., Any]) -> None:
+def hold(kept: Any) -> None:
+    """Keeps an object for as long as the graph that is being traced, or one of the graphs around it, exists."""
     for graph in _graphs():
         if not hasattr(graph, _HELD):
             setattr(graph, _HELD, [])
-        getattr(graph, _HELD).append(function)
+        getattr(graph, _HELD).append(kept)
 
 
 def _graphs() -> list[tf.Graph]:

@@ -15,6 +15,7 @@ import tensorflow as tf
 from strategies._tf_internals import get_current_replica_id_as_int, pywrap_tfe
 from strategies.batches.row_kinds import Kind
 from strategies.batches.row_marks import mark
+from strategies.replica import graph_lifetimes
 from strategies.replica.deferred import in_shapes_only
 from strategies.replica.pass_context import pass_context
 from strategies.replica.recording import unrecorded
@@ -125,6 +126,8 @@ class WeightGathers:
         after = consumers(large[-2].handles.values()) if is_delayed else []
         # A weight that is created in the step joins a unit that may be unsharded already.
         new = [each for each in unit.unit.members if id(each) not in unit.handles]
+        # Some may be weights of another model, which the program may delete before it calls the traced step.
+        graph_lifetimes.hold(new)
         unit.unshard(self.all_gather, new, after, self._peers(unit, context))
         unit.weights += new
         unit.handles |= zip(map(id, new), unit.wait_for_unshard(), strict=True)

@@ -75,12 +75,12 @@ def assert_parity(
 
 
 def mlp() -> keras.Model:
-    # A layer for each stage of the interleaved schedule, which has two for each device.
+    # A layer for each stage of the schedules that have two on each device.
     hidden = [layers.Dense(8, "tanh") for _ in range(2 * NUM_STAGES - 1)]
     return keras.Sequential([keras.Input((6,)), *hidden, layers.Dense(1)])
 
 
-SCHEDULES = [("gpipe", True), ("interleaved_1f1b", False), ("eager_1f1b", True), ("zb_h1", False)]
+SCHEDULES = [("gpipe", True), ("interleaved_1f1b", False), ("eager_1f1b", True), ("zb_h1", False), ("zb_v", False)]
 
 
 @pytest.mark.parametrize(("schedule", "in_line"), SCHEDULES)
@@ -139,7 +139,8 @@ def test_skips_and_outputs_of_several_stages() -> None:
     classes = (np.abs(ROWS).sum(axis=1) * 3).astype("int32") % 3
     run = fit_arrays(ROWS, {"early": classes, "late": NUMBERS}, batch_size=8)
     losses = {"early": "sparse_categorical_crossentropy", "late": "mse"}
-    assert_parity(with_skips, run, compiling={"loss": losses}, schedule="interleaved_1f1b")
+    for schedule in ("interleaved_1f1b", "v_half"):
+        assert_parity(with_skips, run, compiling={"loss": losses}, schedule=schedule)
 
 
 class Extra(layers.Layer):
