@@ -47,7 +47,6 @@ def checked_num_stages(wanted: int | None, num_defined: int | None, num_devices:
     return number
 
 
-
 def recomputed_stages(wanted: str | Sequence[int] | None, num_stages: int) -> frozenset[int]:
     """Returns the stages that recompute their forward pass for the backward pass.
 

@@ -61,8 +61,8 @@ class PipelineStage(keras.Sequential):
         along = self._parts.along("pipe")
         if position is not None and position not in range(len(along)):
             raise ValueError(
-                f"position is a number from 0 to {len(along) - 1}: the axis 'pipe' has {len(along)} device(s). Received: "
-                f"position={position!r}."
+                f"position is a number from 0 to {len(along) - 1}: the axis 'pipe' has {len(along)} device(s). "
+                f"Received: position={position!r}."
             )
         self.stage = stage
         #: The position of the stage's device on the axis "pipe".

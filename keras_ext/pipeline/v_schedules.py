@@ -9,7 +9,7 @@ tick. With m = 4 micro-batches, ZB-V begins with
     device 2   a0   a1   a2   a3   .    b0  (b0)  b1  (b1) [b0] [b1] (a0) ...
 
 Gradients of weights, in square brackets, fill the time in which a device would wait for another one. A device begins
-and ends at most p - 1 ticks of a half stage after it could, where 1F1B waits for p - 1 whole forward and backward passes.
+waits for about p - 1 of these ticks altogether, in 1F1B for p - 1 forward and backward passes of twice as many layers.
 All devices hold equally much: with ZB-V at most 2 p activations of half a device, as 1F1B's first device; with V-Half
 at most p + 2.
 

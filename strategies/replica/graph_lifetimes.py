@@ -10,9 +10,9 @@ of every step that was ever traced: several megabytes for each model that was ma
 
 A graph, on the other hand, refers weakly to the variables that it reads, and cannot be called once one of them is gone.
 
-Here each function, and each variable given to `hold`, is held by the graph that is being traced and by the graphs around
-it: an inner graph may be freed and rebuilt from its definition while the outer one still needs its gradient. Graphs of
-strategies of other packages, and graphs made without a strategy, are left alone.
+Here each function, and each variable given to `hold`, is held by the graph that is being traced and by the graphs
+around it: an inner graph may be freed and rebuilt from its definition while the outer one still needs its gradient.
+Graphs of strategies of other packages, and graphs made without a strategy, are left alone.
 
 The calls are also tested in ``tests/keras_ext/pipeline/test_measured_timeline.py``.
 """

@@ -370,7 +370,7 @@ def test_refusals() -> None:
 
 def test_each_case_meets_each_pair_of_properties() -> None:
     every = set().union(*(pairs_of(properties_of(each)) for each in (*SHARDINGS, *SELDOM) if "=2" not in each.mesh))
-    for name in set((*ALL, *OWN)) - {*IN_A_CONDITIONAL, *SET_A_WEIGHT}:
+    for name in {*ALL, *OWN} - {*IN_A_CONDITIONAL, *SET_A_WEIGHT}:
         met = [properties_of(each) for each, names in cases_by_sharding().items() if name in names]
         assert set().union(*map(pairs_of, met)) >= every
 
