@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -11,7 +11,7 @@ class Case:
 
     Attributes:
         label: name in the tables, unique in its part.
-        num_stages: number of stages of the pipeline.
+        num_stages: number of stages of the pipeline, each on a device of its own.
         num_microbatches: number of micro-batches of the batch.
         batch_size: rows of the step.
         size: the size that the part varies: milliseconds of sleep, units, megabytes or blocks.
@@ -28,6 +28,21 @@ class Case:
         """The speedup over running the stages sequentially, if only the pipeline's fill and drain cost time."""
         p, m = self.num_stages, self.num_microbatches
         return m * p / (m + p - 1)
+
+    def with_stages_per_device(self, number: int, *, shorter: bool) -> Case:
+        """Returns the case with each stage cut into a number of stages.
+
+        Args:
+            number: the number of stages of each device.
+            shorter: True if `size` is that of a stage, and not that of the model.
+        """
+        return replace(self, num_stages=number * self.num_stages, size=self.size / number if shorter else self.size)
+
+    @property
+    def ideal_speedup_of_zb_v(self) -> float:
+        """The same for ZB-V, in passes of half a device's layers: the last device begins p - 1 of them later."""
+        p, m = self.num_stages, self.num_microbatches
+        return 6 * m * p / (6 * m + p - 1)
 
     @property
     def ideal_speedup_of_zb_h1(self) -> float:

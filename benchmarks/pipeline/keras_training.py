@@ -47,12 +47,13 @@ def _make_model(name: str, part: str, case: Case) -> Any:
     import strategies
 
     devices = [f"CPU:{index}" for index in range(case.num_stages)]
+    stages = case.with_stages_per_device(KINDS[name].stages_per_device, shorter=part == "sleep")
     with strategies.MirroredStrategy(devices, mesh={"pipe": case.num_stages}).scope():
         model = keras_ext.PipelineModel(
-            keras_models.make_model(part, case),
+            keras_models.make_model(part, stages),
             num_microbatches=case.num_microbatches,
             schedule=schedule,
-            partition=keras_models.cuts(part, case),
+            partition=keras_models.cuts(part, stages),
         )
         return _compiled(model, part)
 

@@ -15,12 +15,14 @@ class Kind:
         schedule: schedule of its pipeline; None without a pipeline.
         processes: whether stages are processes, and not devices of one process.
         requires: the distribution to be installed besides ours.
+        stages_per_device: number of stages of each device.
     """
 
     row: str
     schedule: str | None = None
     processes: bool = False
     requires: str = "keras"
+    stages_per_device: int = 1
 
 
 KINDS: Mapping[str, Kind] = {
@@ -30,7 +32,12 @@ KINDS: Mapping[str, Kind] = {
     "gpipe": Kind("PipelineModel, gpipe", "gpipe"),
     "1f1b": Kind("PipelineModel, 1f1b", "1f1b"),
     "zb_h1": Kind("PipelineModel, zb_h1", "zb_h1"),
+    "zb_v": Kind("PipelineModel, zb_v", "zb_v", stages_per_device=2),
+    "v_half": Kind("PipelineModel, v_half", "v_half", stages_per_device=2),
     "one_stage": Kind("PipelineModel of one stage", "1f1b"),
     "torch_gpipe": Kind("torch.distributed.pipelining, gloo, ScheduleGPipe", "gpipe", True, "torch"),
     "torch_1f1b": Kind("torch.distributed.pipelining, gloo, Schedule1F1B", "1f1b", True, "torch"),
+    "torch_zb_v": Kind(
+        "torch.distributed.pipelining, gloo, ScheduleZBVZeroBubble", "zb_v", True, "torch", stages_per_device=2
+    ),
 }

@@ -13,7 +13,12 @@ from pipeline.cases import Case, Workload
 from pipeline.kinds import KINDS
 
 #: Rows of the tables that are not measured, by the name that comparisons use.
-REFERENCES = {"ideal": "m p / (m + p - 1)", "ideal_zb_h1": "3 m p / (3 m + p - 1)", "limit": "limit"}
+REFERENCES = {
+    "ideal": "m p / (m + p - 1)",
+    "ideal_zb_h1": "3 m p / (3 m + p - 1)",
+    "ideal_zb_v": "6 m p / (6 m + p - 1)",
+    "limit": "limit",
+}
 LIMIT_OF_TRACE_SECONDS = 20.0
 #: Rows of one micro-batch, for parts whose batch size is not set by a flag.
 ROWS_OF_MICROBATCH = {"sleep": 1, "memory": 4, "trace": 2}
@@ -44,13 +49,16 @@ class Part:
 
 PARTS: Mapping[str, Part] = {
     "sleep": Part(
-        ("gpipe", "1f1b", "zb_h1"),
+        ("gpipe", "1f1b", "zb_h1", "zb_v", "v_half"),
         "speedup over the stages one after the other",
         (
             ("gpipe", "ideal", 0.95, False),
             ("1f1b", "ideal", 0.95, False),
             ("zb_h1", "ideal_zb_h1", 0.96, False),
+            ("zb_v", "ideal_zb_v", 0.95, False),
             ("zb_h1", "1f1b", None, False),
+            ("zb_v", "1f1b", None, False),
+            ("v_half", "1f1b", None, False),
         ),
         (2, 4, 8),
         (8, 16, 32),
@@ -58,7 +66,7 @@ PARTS: Mapping[str, Part] = {
         num_rounds=3,
     ),
     "dense": Part(
-        ("plain", "gpipe", "torch_gpipe", "1f1b", "torch_1f1b", "zb_h1"),
+        ("plain", "gpipe", "torch_gpipe", "1f1b", "torch_1f1b", "zb_h1", "zb_v", "torch_zb_v"),
         "ms/step",
         (
             ("gpipe", "torch_gpipe", 0.85, True),
@@ -66,6 +74,8 @@ PARTS: Mapping[str, Part] = {
             ("gpipe", "plain", None, True),
             ("1f1b", "plain", None, True),
             ("zb_h1", "1f1b", None, True),
+            ("zb_v", "1f1b", 0.97, True),
+            ("zb_v", "torch_zb_v", None, True),
         ),
         (2,),
         (8,),
@@ -82,13 +92,15 @@ PARTS: Mapping[str, Part] = {
         num_rounds=11,
     ),
     "memory": Part(
-        ("plain", "gpipe", "1f1b", "zb_h1"),
+        ("plain", "gpipe", "1f1b", "zb_h1", "zb_v", "v_half"),
         "MB",
         (
             ("1f1b", "gpipe", 0.45, True),
             ("gpipe", "plain", None, True),
             ("1f1b", "plain", None, True),
             ("zb_h1", "1f1b", None, True),
+            ("zb_v", "1f1b", None, True),
+            ("v_half", "1f1b", None, True),
         ),
         (4,),
         (16,),
@@ -152,7 +164,11 @@ def references(load: Workload) -> dict[str, list[float]]:
     wanted = {other for _, other, _, _ in PARTS[load.part].compared} & set(REFERENCES)
 
     def value(name: str, case: Case) -> float:
-        ideals = {"ideal": case.ideal_speedup, "ideal_zb_h1": case.ideal_speedup_of_zb_h1}
+        ideals = {
+            "ideal": case.ideal_speedup,
+            "ideal_zb_h1": case.ideal_speedup_of_zb_h1,
+            "ideal_zb_v": case.ideal_speedup_of_zb_v,
+        }
         return ideals.get(name, LIMIT_OF_TRACE_SECONDS)
 
     return {_row(name, case): [value(name, case)] * load.num_rounds for case in load.cases for name in sorted(wanted)}

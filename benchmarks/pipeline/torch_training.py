@@ -7,7 +7,7 @@ import torch
 import torch.distributed
 from harness.workers import Report
 from torch import nn
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleZBVZeroBubble
 
 from pipeline import clock
 from pipeline.cases import Case, Workload
@@ -25,9 +25,9 @@ def run(name: str, workload: Workload, report: Report) -> None:
     clock.measure(workload, lambda case: make_step(KINDS[name].schedule or "", case), report)
 
 
-def make_stage(rank: int, case: Case) -> nn.Module:
+def make_stage(number: int, case: Case) -> nn.Module:
     """Returns the layers of one stage; all layers if it is the only stage."""
-    start, end = bounds(NUM_DENSE, case.num_stages)[rank : rank + 2]
+    start, end = bounds(NUM_DENSE, case.num_stages)[number : number + 2]
     width = int(case.size)
     return nn.Sequential(*(layer for _ in range(start, end) for layer in (nn.Linear(width, width), nn.ReLU())))
 
@@ -39,15 +39,26 @@ def make_batch(case: Case) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def make_step(schedule_name: str, case: Case) -> clock.Step:
-    """Returns a function that trains this process' stage once."""
-    rank = torch.distributed.get_rank()
-    module = make_stage(rank, case)
-    optimizer = torch.optim.SGD(module.parameters(), 1e-3)
-    stage = PipelineStage(module, rank, case.num_stages, torch.device("cpu"))
-    schedule = SCHEDULES[schedule_name](stage, case.num_microbatches, loss_fn=nn.functional.mse_loss)
+    """Returns a function that trains this process' stage, or its two stages, once."""
+    rank, is_v = torch.distributed.get_rank(), schedule_name == "zb_v"
+    stages = case.with_stages_per_device(2, shorter=False) if is_v else case
+    last = stages.num_stages - 1
+    numbers = [rank, last - rank] if is_v else [rank]
+    modules = [make_stage(number, stages) for number in numbers]
+    optimizer = torch.optim.SGD([weight for module in modules for weight in module.parameters()], 1e-3)
+    own = [
+        PipelineStage(module, number, stages.num_stages, torch.device("cpu"))
+        for number, module in zip(numbers, modules, strict=True)
+    ]
+    loss = nn.functional.mse_loss
+    schedule = (
+        ScheduleZBVZeroBubble(own, case.num_microbatches, loss_fn=loss)
+        if is_v
+        else SCHEDULES[schedule_name](own[0], case.num_microbatches, loss_fn=loss)
+    )
     x, y = make_batch(case)
-    inputs = (x,) if rank == 0 else ()
-    target = y if rank == case.num_stages - 1 else None
+    inputs = (x,) if 0 in numbers else ()
+    target = y if last in numbers else None
 
     def step() -> None:
         optimizer.zero_grad()

@@ -36,9 +36,9 @@ def checked_num_stages(wanted: int | None, num_defined: int | None, num_devices:
     if num_defined is not None and num_defined != number:
         raise ValueError(f"The layers define {num_defined} stages. Received: num_stages={number}.")
     # On one device, any number is scheduled as if each stage, or each two, had a device of their own.
-    is_free = per_device is None or num_devices == 1
-    fits = number % (num_devices * (per_device or 1)) == 0 if is_free else number == per_device * num_devices
-    if not fits:
+    multiple = num_devices * (per_device or 1)
+    takes_multiples = per_device is None or num_devices == 1
+    if number % multiple or not (takes_multiples or number == multiple):
         how_many = {None: "a multiple of", 1: "exactly", 2: "exactly twice"}[per_device]
         raise ValueError(
             f"The mesh has {num_devices} device(s) along 'pipe'; with schedule={schedule!r} they hold "

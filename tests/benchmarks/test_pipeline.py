@@ -1,5 +1,6 @@
 """`python benchmarks/pipeline/main.py`: cases and tables as values, and tiny real runs. Nothing is timed."""
 
+import dataclasses
 import functools
 import sys
 
@@ -36,9 +37,17 @@ def test_prints_all_parts() -> None:
 @pytest.mark.timeout(300)
 def test_torch_trains_the_same_stages() -> None:
     pytest.importorskip("torch")
-    done = run(*TINY, "--part=dense", "--contender=gpipe", "--contender=torch_gpipe")
+    done = run(
+        *TINY,
+        "--part=dense",
+        "--contender=gpipe",
+        "--contender=torch_gpipe",
+        "--contender=zb_v",
+        "--contender=torch_zb_v",
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("| gpipe / torch_gpipe: p=2, m=2, batch 4 |") == 1
+    assert done.stdout.count("| zb_v / torch_zb_v: p=2, m=2, batch 4 |") == 1
 
 
 @pytest.mark.parametrize(
@@ -70,6 +79,9 @@ def test_an_ideal_pipeline_has_the_ideal_speedup() -> None:
     case = parts.workload("sleep", 10, [], [4], [16]).cases[0]
     # A slot of 10 ms forward and 20 ms backward for each micro-batch, and p - 1 more for fill and drain.
     assert clock.value_of(0.03 * (16 + 4 - 1), "sleep", case) == pytest.approx(case.ideal_speedup)
+    # A pass of half a device's layers takes 5 ms, and each device has 6 for each micro-batch.
+    assert clock.value_of(0.005 * (6 * 16 + 4 - 1), "sleep", case) == pytest.approx(case.ideal_speedup_of_zb_v)
+    assert case.with_stages_per_device(2, shorter=True) == dataclasses.replace(case, num_stages=8, size=5)
 
 
 def test_compares_only_who_is_there() -> None:

@@ -56,7 +56,7 @@ def render(cells: Mapping[tuple[str, World], Difference], sections: Mapping[str,
         "batch's and every epoch's metrics, `evaluate` and `predict`), relative where the value exceeds 1.",
         f"Every number is at most {TOLERANCE:g}, unless the last column states another bound (mixed precision).",
         "All processes of a job end with the same weights, slots and logs, to the bit. A dash: not run for this page",
-        "(`pytest tests/strategies/parity --parity-all --parity-table FILE` runs everything, in an hour).",
+        "(`pytest tests/strategies/parity --parity-all --parity-table FILE` runs everything, in some hours).",
         "",
     ]
     for section, cases in sections.items():
