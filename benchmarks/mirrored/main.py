@@ -12,7 +12,7 @@ if __name__ == "__main__":
 
 from harness import environment, program, rounds
 
-from mirrored import contenders, options
+from mirrored import contenders, options, price
 from mirrored.workload import Workload
 
 _DEFAULTS = (Workload("small_cnn", 64, 100, 10, 41), Workload("resnet50", 32, 4, 2, 11))
@@ -21,6 +21,7 @@ FLAGS = flags.FLAGS
 options.define_flags(_DEFAULTS, "all devices")
 flags.DEFINE_multi_integer("devices", [2, 4], "Numbers of logical CPU devices; repeatable.", lower_bound=2)
 flags.DEFINE_bool("jit", False, "Compile with XLA: plain Keras, and ours. TensorFlow's strategy cannot.")
+flags.DEFINE_bool("price", False, "Measure instead what each part of the exactness of ours costs.")
 program.define_timeout()
 
 
@@ -37,6 +38,11 @@ def main() -> None:
             )
     print(environment.describe(), flush=True)
     for workload in workloads:
+        if FLAGS.price:
+            measured = rounds.measure_in_turn(price.contenders(workload), workload.num_rounds, FLAGS.timeout_seconds)
+            compared = price.comparisons(workload.model)
+            program.print_tables(f"{workload.model}: the price of exactness", compared, measured, "images/s")
+            continue
         measured = rounds.measure_in_turn(
             contenders.contenders(workload, device_counts), workload.num_rounds, FLAGS.timeout_seconds
         )

@@ -73,13 +73,15 @@ def compiled_model(subject: Subject, *, jit_compile: bool | str = "auto") -> ker
     return model
 
 
-def dataset(subject: Subject, batch_size: int) -> tf.data.Dataset:
+def dataset(subject: Subject, batch_size: int, *, is_static: bool = False) -> tf.data.Dataset:
     """Returns an endless dataset of global batches of (images, labels).
 
-    As in most programs, TensorFlow does not know the batch size statically, since a last batch could be smaller.
+    As in most programs, TensorFlow does not know the batch size statically, since a last batch could be smaller; unless
+    `is_static`.
     """
     random = np.random.default_rng(0)
     num_images = batch_size * BATCHES_IN_MEMORY
     images = random.random((num_images, *subject.image_shape), dtype=np.float32)
     labels = random.integers(NUM_CLASSES, size=num_images, dtype=np.int32)
-    return tf.data.Dataset.from_tensor_slices((images, labels)).batch(batch_size).repeat().prefetch(PREFETCH_BATCHES)
+    batches = tf.data.Dataset.from_tensor_slices((images, labels)).batch(batch_size, drop_remainder=is_static)
+    return batches.repeat().prefetch(PREFETCH_BATCHES)

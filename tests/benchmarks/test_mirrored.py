@@ -33,6 +33,22 @@ def test_prints_ratios_of_all_contenders() -> None:
     assert len(values) == 2 + 6
 
 
+@pytest.mark.timeout(300)
+@pytest.mark.parity_all
+def test_prints_the_price_of_each_part() -> None:
+    done = run("--price", "--model=small_cnn", "--cnn_rounds=1", "--cnn_steps=2", "--cnn_batch_size=8")
+    assert done.returncode == 0, done.stderr
+    rows = [line.split(" | ") for line in done.stdout.splitlines() if line.startswith("| ")]
+    ratios = {row[0].removeprefix("| "): row[1:] for row in rows if len(row) == 5}
+    assert len(ratios) == 2 + 2 + 5
+    for part in ("row weights", "agreement of batches", "ledger", "all of these"):
+        one, other = (
+            f"MultiWorkerMirroredStrategy, 2 processes, without {part}",
+            "MultiWorkerMirroredStrategy, 2 processes",
+        )
+        assert float(ratios[f"{one} / {other}"][0]) > 0
+
+
 @pytest.mark.parametrize("flag", ["--model=lenet", "--devices=1", "--cnn_rounds=0", "--cnn_batch_size=7", "small_cnn"])
 def test_refuses_what_it_does_not_know(flag: str) -> None:
     done = run(flag)
