@@ -68,6 +68,8 @@ ROOMS = (
             "keras_ext.pipeline.messages",
             "keras_ext.pipeline.schedule",
             "keras_ext.pipeline.schedules",
+            "keras_ext.pipeline.stage_placement",
+            "keras_ext.pipeline.v_schedules",
             "keras_ext.pipeline.validation",
             "keras_ext.pipeline.timeline",
         ),
@@ -312,8 +314,22 @@ ROOMS = (
         ("division", "plans", "files", "text tables", "schedule", "layer api", "elastic", "layers"),
         public_only=True,
     ),
+    # It switches off what users cannot, to measure what it costs.
+    Room(
+        "switches of a benchmark",
+        4,
+        ("benchmarks.mirrored.switches",),
+        rooms=("batches", "collectives"),
+    ),
     # Benchmarks also run the libraries that they compare with.
-    Room("benchmarks", 5, ("benchmarks",), (*PROGRAM_PACKAGES, "horovod", "torch"), ("benchmarks",), public_only=True),
+    Room(
+        "benchmarks",
+        5,
+        ("benchmarks",),
+        (*PROGRAM_PACKAGES, "horovod", "torch"),
+        ("benchmarks", "switches of a benchmark"),
+        public_only=True,
+    ),
     Room("programs", 5, ("examples",), PROGRAM_PACKAGES, ("programs",), public_only=True),
 )
 

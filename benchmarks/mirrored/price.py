@@ -7,35 +7,16 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from harness import clusters
 from harness.ratios import Comparison
 from harness.workers import Contender, Report
 
-from mirrored.workload import Workload
+from mirrored.workload import AGREEMENT, LEDGER, ROW_WEIGHTS, Job, Workload
 
 #: What a step may cost more than the same step without any of these parts, by model.
 LIMITS: Mapping[str, float] = {"small_cnn": 1.05, "resnet50": 1.02}
 NUM_PROCESSES = 2
-#: The parts that are switched off, by where they are.
-ROW_WEIGHTS, AGREEMENT, LEDGER = "row weights", "agreement of batches", "ledger"
-
-
-@dataclass(frozen=True)
-class Job:
-    """One strategy, as a job of processes or in one process.
-
-    Attributes:
-        row: the row in the tables.
-        num_processes: the number of processes, with a device each; 1 for one process with two devices.
-        parts: what can be switched off.
-    """
-
-    row: str
-    num_processes: int
-    parts: tuple[str, ...]
-
 
 JOBS: tuple[Job, ...] = (
     Job("MirroredStrategy, 2 devices", 1, (ROW_WEIGHTS,)),

@@ -1,4 +1,4 @@
-"""A contender of `--price` in its process, where parts of the package are replaced by ones that do nothing."""
+"""A contender of `--price` in its process: `model.fit` with parts of the package switched off."""
 
 from __future__ import annotations
 
@@ -12,12 +12,9 @@ import tensorflow as tf
 from harness.workers import Report
 
 import strategies
-from mirrored import models
-from mirrored.price import AGREEMENT, LEDGER, ROW_WEIGHTS, Job
+from mirrored import models, switches
 from mirrored.training import StepClock
-from mirrored.workload import Workload
-from strategies.batches.agreed_dataset import AgreedIterator
-from strategies.collectives.ledger import Ledger
+from mirrored.workload import AGREEMENT, LEDGER, ROW_WEIGHTS, Job, Workload
 
 
 def run(job: Job, workload: Workload, without: Sequence[str] | None, report: Report) -> None:
@@ -34,9 +31,9 @@ def run(job: Job, workload: Workload, without: Sequence[str] | None, report: Rep
         keras.utils.set_random_seed(0)
         strategies.exact()
     elif AGREEMENT in without:
-        _never_agree()
+        switches.never_agree()
     if without is not None and LEDGER in without:
-        _never_count()
+        switches.never_count()
     strategy = _strategy(job)
     keras.utils.set_random_seed(0)
     subject = models.MODELS[workload.model]
@@ -60,21 +57,3 @@ def _strategy(job: Job) -> Any:
     cpu = tf.config.list_physical_devices("CPU")[0]
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
     return strategies.MirroredStrategy(["CPU:0", "CPU:1"])
-
-
-def _never_agree() -> None:
-    """Lets each process believe that all others have a batch with as many rows as its own."""
-
-    def alone(iterator: AgreedIterator, have_more: bool, num_rows: int) -> tuple[list[list[int]], None]:
-        return [[int(have_more), num_rows]] * iterator._agreement.num_positions, None
-
-    AgreedIterator._exchange_state = alone  # type: ignore[method-assign]
-
-
-def _never_count() -> None:
-    """Leaves collectives out of the ledger."""
-
-    def nothing(ledger: Ledger, *_: Any, **__: Any) -> Any:
-        return ledger._nothing
-
-    Ledger.entry = nothing  # type: ignore[method-assign]

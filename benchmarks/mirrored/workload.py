@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass
 
+#: What `--price` switches off.
+ROW_WEIGHTS, AGREEMENT, LEDGER = "row weights", "agreement of batches", "ledger"
+
 
 @dataclass(frozen=True)
 class Workload:
@@ -23,3 +26,18 @@ class Workload:
     num_skipped: int
     num_rounds: int
     jit_compile: bool = False
+
+
+@dataclass(frozen=True)
+class Job:
+    """One strategy, as a job of processes or in one process.
+
+    Attributes:
+        row: the row in the tables.
+        num_processes: the number of processes, with a device each; 1 for one process with two devices.
+        parts: what can be switched off.
+    """
+
+    row: str
+    num_processes: int
+    parts: tuple[str, ...]
