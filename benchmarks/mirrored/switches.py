@@ -14,7 +14,7 @@ def never_agree() -> None:
     def alone(iterator: AgreedIterator, have_more: bool, num_rows: int) -> tuple[list[list[int]], None]:
         return [[int(have_more), num_rows]] * iterator._agreement.num_positions, None
 
-    AgreedIterator._exchange_state = alone  # type: ignore[method-assign]
+    AgreedIterator._exchange_state = alone  # type: ignore[method-assign, assignment]
 
 
 def never_count() -> None:
@@ -23,4 +23,4 @@ def never_count() -> None:
     def nothing(ledger: Ledger, *_: Any, **__: Any) -> Any:
         return ledger._nothing
 
-    Ledger.entry = nothing  # type: ignore[method-assign]
+    Ledger.entry = nothing  # type: ignore[method-assign, assignment]

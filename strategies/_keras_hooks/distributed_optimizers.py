@@ -30,7 +30,7 @@ import tensorflow as tf
 from keras.src.backend.tensorflow import optimizer as keras_tf_optimizer
 from keras.src.optimizers import base_optimizer
 
-from strategies._keras_hooks import applied_gradients
+from strategies._keras_hooks import applied_gradients, joint_gradients
 from strategies._keras_hooks.keras_versions import MULTI_OPTIMIZERS
 from strategies._keras_hooks.loops import check_runs
 from strategies._keras_hooks.norms import clipped
@@ -39,10 +39,12 @@ from strategies._keras_hooks.outside import check_part
 from strategies._keras_hooks.owned_variables import apply_owned, are_finite, owned_averages
 from strategies._keras_hooks.row_updates import update_rows
 from strategies._keras_hooks.subclasses import become, reduced, subclass
+from strategies._keras_hooks.summed_gradients import sums_of_terms, terms_of
 from strategies._keras_hooks.weights import WholeSlots
-from strategies._keras_hooks.whole_updates import needs_whole, whole_pairs
-from strategies._keras_hooks.wrapping import not_converted, wrap
+from strategies._keras_hooks.whole_updates import needs_whole, overrides_apply, whole_pairs
+from strategies._keras_hooks.wrapping import not_converted, overrides, wrap
 from strategies._tf_internals import get_update_replica_id
+from strategies.batches import shares
 from strategies.engine.engine import engine_of
 from strategies.replica.splitting import SplitWeight, weight_of
 from strategies.replica.weight_identity import is_plain, keys_of, named_as_wholes, variable_name
@@ -117,7 +119,7 @@ class DistributedOptimizer(WholeSlots):
         # Read here, in the replica's own thread: `across` runs in another one.
         may_defer = update.may_defer
         targets = self._trainable_variables if variables is None else variables
-        gradients, are_global = applied_gradients.as_terms(gradients, targets)
+        gradients, are_global = terms_of(gradients, targets)
 
         def across(strategy: tf.distribute.Strategy, gradients: list[Any]) -> Any:
             del strategy
@@ -134,23 +136,30 @@ class DistributedOptimizer(WholeSlots):
             return applied_gradients.apply_alone(engine, self, gradients, variables, are_global, apply)
         return context.merge_call(across, args=(list(gradients),))
 
-    # A user's optimizer may override `apply` and work on the gradients there: the trainer's calls go through
-    # apply_gradients, which is hardly ever overridden, so it reduces as well.
+    # A user's optimizer may override `apply` and work on all gradients there: it gets sums over all replicas. Calls of
+    # the trainer and of most loops come here, which is hardly ever overridden.
     @not_converted
     def apply_gradients(self, grads_and_vars: Iterable[tuple[Any, Any]]) -> Any:
         """Reduces gradients, and applies the sums to the variables."""
         pairs = list(grads_and_vars)
-        variables = [variable for _, variable in pairs]
+        gradients, variables = [gradient for gradient, _ in pairs], [variable for _, variable in pairs]
+        joint_gradients.check_separate(self, self._distributed_update, gradients)
         apply = super().apply_gradients
+        context = tf.distribute.get_replica_context()
+        is_in_step = get_update_replica_id() is None and shares.current() is not None
+        if is_in_step and overrides_apply(self) and applied_gradients.can_synchronize(context):
+            with sums_of_terms(gradients, variables) as sums:
+                return apply(sums)
 
         def update(summed: Sequence[Any], targets: Sequence[Any] | None) -> Any:
             return apply(list(zip(summed, targets or variables, strict=True)))
 
-        return self._reduce_first([gradient for gradient, _ in pairs], variables, update)
+        return self._reduce_first(gradients, variables, update)
 
     @not_converted
     def apply(self, grads: Sequence[Any], trainable_variables: Iterable[Any] | None = None) -> Any:
         """Reduces gradients, and updates the variables by the sums."""
+        joint_gradients.check_separate(self, self._distributed_update, grads)
         variables = None if trainable_variables is None else list(trainable_variables)
         apply = super().apply
 
@@ -228,6 +237,18 @@ class DistributedOptimizer(WholeSlots):
 class _Outermost(keras.Optimizer):
     """Methods that come before those of the optimizer's own class."""
 
+    def apply(self, grads: Sequence[Any], trainable_variables: Any = None) -> Any:
+        """Updates variables by gradients, which the program's own method may change."""
+        with joint_gradients.given(self._distributed_update, grads if overrides_apply(self) else None):
+            return super().apply(grads, trainable_variables)
+
+    def apply_gradients(self, grads_and_vars: Iterable[tuple[Any, Any]]) -> Any:
+        """Updates variables by gradients, which the program's own method may change."""
+        pairs = list(grads_and_vars)
+        is_own = overrides(self, base_optimizer.BaseOptimizer, "apply_gradients")
+        with joint_gradients.given(self._distributed_update, [g for g, _ in pairs] if is_own else None):
+            return super().apply_gradients(pairs)
+
     def build(self, *args: Any, **kwargs: Any) -> None:
         """Builds the optimizer with the variables of its update; a class names them ``variables`` or ``var_list``."""
         update = self._update_here()
@@ -266,6 +287,7 @@ class _ReducesFirst(keras.Optimizer):
     @not_converted
     def apply(self, grads: Sequence[Any], trainable_variables: Iterable[Any] | None = None) -> Any:
         """Reduces gradients, and passes the sums on."""
+        joint_gradients.check_separate(self, self._distributed_update, grads)
         variables = None if trainable_variables is None else list(trainable_variables)
         return self._reduce_first(grads, variables, super().apply)
 

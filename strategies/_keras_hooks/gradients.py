@@ -29,6 +29,8 @@ import keras
 import tensorflow as tf
 from keras.src.optimizers import base_optimizer
 
+from strategies._keras_hooks.summed_gradients import summed
+from strategies._keras_hooks.whole_updates import overrides_apply
 from strategies._keras_hooks.wrapping import overrides, wrap
 from strategies._tf_internals import ReplicaContext, gradient_record
 from strategies.batches import shares
@@ -36,7 +38,7 @@ from strategies.batches.row_kinds import Kind
 from strategies.batches.row_marks import mark
 from strategies.batches.row_warnings import is_fault, warn_of
 from strategies.engine.engine import Engine, engine_of
-from strategies.replica.overwritten import is_overwritten, warn_if_summed
+from strategies.replica.overwritten import warn_if_summed
 from strategies.replica.pass_context import pass_context
 from strategies.replica.rounding import as_unrounded, unrounded
 from strategies.replica.splitting import weight_of
@@ -78,13 +80,13 @@ def for_optimizer(optimizer: Any, gradients: Sequence[Any], variables: Sequence[
         return gradients
     if _sums_itself(optimizer):
         return [_as_term(gradient) for gradient in gradients]
-    return _summed(engine, share, list(gradients), list(variables))
+    return summed(engine, list(gradients), list(variables))
 
 
 def _sums_itself(optimizer: Any) -> bool:
     """Returns True if an optimizer sums gradients over replicas before a user's code sees them."""
-    return isinstance(optimizer, keras.Optimizer) and not overrides(
-        optimizer, base_optimizer.BaseOptimizer, "apply_gradients"
+    return isinstance(optimizer, keras.Optimizer) and not (
+        overrides(optimizer, base_optimizer.BaseOptimizer, "apply_gradients") or overrides_apply(optimizer)
     )
 
 
@@ -240,7 +242,7 @@ def _global_gradients(local: Any, target: Any, sources: Any, stays: bool) -> Any
             flat[i] = _as_term(flat[i])
             mine.remove(i)
         for i, total in zip(
-            mine, _summed(engine, share, [flat[i] for i in mine], [flat_sources[i] for i in mine]), strict=True
+            mine, summed(engine, [flat[i] for i in mine], [flat_sources[i] for i in mine]), strict=True
         ):
             flat[i] = _as_shard(engine, total, flat_sources[i])
     return tf.nest.pack_sequence_as(sources, flat)
@@ -267,49 +269,3 @@ def _as_term(gradient: Any) -> Any:
     if gradient is not None:
         mark(gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient, Kind.SUM)
     return gradient
-
-
-def _summed(engine: Engine, share: shares.Share, gradients: list[Any], sources: Sequence[Any]) -> list[Any]:
-    """Returns differentiable sums of gradients over all replicas; None stays None."""
-    mine = [i for i, gradient in enumerate(gradients) if gradient is not None]
-    if not mine:
-        return gradients
-    targets = [sources[i].value if isinstance(sources[i], keras.Variable) else sources[i] for i in mine]
-    own = [gradients[i] for i in mine]
-    if gradient_record.could_possibly_record() and not any(map(is_overwritten, targets)):
-        # As tensors: a tape does not record IndexedSlices.
-        totals = _recorded(engine, [tf.convert_to_tensor(each) for each in own], targets)
-    else:
-        totals = _met(engine, own, targets)
-    found = list(gradients)
-    for i, total in zip(mine, totals, strict=True):
-        found[i] = total
-    return found
-
-
-def _met(engine: Engine, gradients: Sequence[Any], targets: Sequence[Any]) -> list[Any]:
-    """Sums gradients over all replicas."""
-
-    def across(_: tf.distribute.Strategy, gradients: list[Any]) -> list[Any]:
-        return engine.sum_gradients(gradients, targets)
-
-    totals: list[Any] = tf.distribute.get_replica_context().merge_call(across, args=(list(gradients),))
-    for total in totals:
-        for each in (total.values, total.indices) if isinstance(total, tf.IndexedSlices) else (total,):
-            mark(each, Kind.SAME)
-    return list(totals)
-
-
-def _recorded(engine: Engine, gradients: Sequence[tf.Tensor], targets: Sequence[Any]) -> list[Any]:
-    """Sums gradients as :func:`_met` does; the sum's gradient is the sum of all replicas' upstream gradients.
-
-    ``tf.custom_gradient`` is not used: it would look for variables in the whole graph, which other replicas have made.
-    """
-    with gradient_record.stop_recording():
-        totals = _met(engine, gradients, targets)
-
-    def backward(*upstream: tf.Tensor) -> list[Any]:
-        return _recorded(engine, upstream, targets)
-
-    gradient_record.record_operation("SumOverReplicas", totals, list(gradients), backward)
-    return totals

@@ -47,6 +47,9 @@ class OptimizerUpdate:
         optimizer: the optimizer.
     """
 
+    #: True if each of several owners updates some of the weights.
+    is_partitioned = False
+
     def __init__(self, engine: Engine, optimizer: keras.Optimizer) -> None:
         self.engine = engine
         self.optimizer = optimizer
@@ -151,6 +154,8 @@ class PartitionedUpdate(OptimizerUpdate):
         optimizer: the optimizer.
         sharded: moves gradients and weights to and from the slices' owners.
     """
+
+    is_partitioned = True
 
     def __init__(self, engine: Engine, optimizer: keras.Optimizer, sharded: ShardedUpdates) -> None:
         super().__init__(engine, optimizer)

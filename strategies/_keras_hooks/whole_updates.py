@@ -59,6 +59,12 @@ def overrides_gradients(optimizer: keras.Optimizer) -> bool:
     return any(getattr(cls, name) not in [getattr(known, name) for known in _BY_NUMBER] for name in _ON_GRADIENTS)
 
 
+def overrides_apply(optimizer: keras.Optimizer) -> bool:
+    """Returns True if the program's class overrides ``apply``, which gets all gradients of a step together."""
+    owner = next(cls for cls in optimizer.__class__.__mro__ if "apply" in vars(cls))
+    return owner.__module__.partition(".")[0] != "keras"
+
+
 def needs_whole(optimizer: keras.Optimizer) -> bool:
     """Returns True if the optimizer's update of one number may depend on other numbers of the weight."""
     step = optimizer.__class__.update_step

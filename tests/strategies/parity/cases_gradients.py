@@ -9,6 +9,7 @@ import keras
 import tensorflow as tf
 from keras import ops
 
+from tests.strategies.parity.cases_models import custom_loop
 from tests.strategies.parity.harness import Case, Model, fit_arrays, targets, vectors
 
 Gradients = Sequence[Any]
@@ -285,6 +286,19 @@ _MAKERS: dict[str, Any] = {
     "gradients gathered by hand, tf.cond around apply_gradients": gathered_by_hand,
     "optimizer that overrides apply_gradients": made(None, lambda: AdaptiveClipping(0.05)),
     "optimizer that overrides apply": made(None, lambda: ClipsInApply(0.01)),
+    "optimizer that overrides apply, gradient_accumulation_steps": made(
+        None, lambda: ClipsInApply(0.01, gradient_accumulation_steps=2)
+    ),
 }
 
-CASES = [Case(name, make, fit_arrays(vectors(), targets(), predict=False)) for name, make in _MAKERS.items()]
+
+def clipping_loop_model() -> Model:
+    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(8, activation="tanh"), keras.layers.Dense(1)])
+    model.optimizer = ClipsInApply(0.01, gradient_accumulation_steps=2)
+    return model
+
+
+CASES = [
+    *(Case(name, make, fit_arrays(vectors(), targets(), predict=False)) for name, make in _MAKERS.items()),
+    Case("custom loop, optimizer that overrides apply", clipping_loop_model, custom_loop(scaled_by_keras=False)),
+]

@@ -17,6 +17,7 @@ import tensorflow as tf
 
 import keras_ext
 from strategies.collectives.agreement import Agreement
+from tests.strategies.processes.mesh_strategies import new_strategy
 from tests.strategies.processes.spanning_optimizers import TOLERANCE, X, Y, job, on, plain, rank
 
 
@@ -111,6 +112,73 @@ def test_a_train_step_of_ones_own() -> None:
     model = pipeline(OwnStep)
     model.compile("sgd", "mse")
     with refused():
+        model.fit(X, Y, batch_size=8, verbose=0)
+
+
+# ---- optimizers of the program, which get the gradients of this process' weights
+
+
+class InApply(keras.optimizers.Adam):
+    """Changes gradients in ``apply``: all by their common norm, or each by itself."""
+
+    joint = True
+
+    def changed(self, gradients: Any) -> Any:
+        gradients = list(gradients)
+        return (
+            tf.clip_by_global_norm(gradients, 0.05)[0]
+            if self.joint
+            else [None if each is None else 0.5 * each for each in gradients]
+        )
+
+    def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
+        return super().apply(self.changed(grads), trainable_variables)
+
+
+class InApplyGradients(InApply):
+    """Changes gradients in ``apply_gradients``."""
+
+    def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
+        return keras.optimizers.Adam.apply(self, grads, trainable_variables)
+
+    def apply_gradients(self, grads_and_vars: Any) -> Any:
+        gradients, variables = zip(*grads_and_vars, strict=True)
+        return super().apply_gradients(zip(self.changed(gradients), variables, strict=True))
+
+
+class EachInApply(InApply):
+    joint = False
+
+
+@pytest.mark.parametrize("cls", [InApply, InApplyGradients])
+@pytest.mark.parametrize("axis", ["pipe", "tensor"])
+def test_an_optimizer_that_clips_all_gradients_together(axis: str, cls: type) -> None:
+    with on(axis).scope():
+        model = keras_ext.parallelize(plain()) if axis == "tensor" else pipeline()
+        model.compile(cls(0.01), "mse")
+    with pytest.raises(ValueError, match=rf"{cls.__name__} overrides apply.*weights.* are in several processes here"):
+        model.fit(X, Y, batch_size=8, verbose=0)
+
+
+def test_an_optimizer_that_changes_each_gradient_by_itself() -> None:
+    keras.utils.set_random_seed(3)
+    one = plain()
+    one.compile(EachInApply(0.01), "mse")
+    one.fit(X, Y, batch_size=8, shuffle=False, verbose=0)
+    keras.utils.set_random_seed(3)
+    with on("pipe").scope():
+        split = pipeline()
+        split.compile(EachInApply(0.01), "mse")
+    split.fit(X, Y, batch_size=8, shuffle=False, verbose=0)
+    for mine, theirs in zip(split.get_weights(), one.get_weights(), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=TOLERANCE, atol=TOLERANCE)
+
+
+def test_an_optimizer_inside_of_another_where_each_process_updates_some_weights() -> None:
+    with new_strategy({"data": 2}, shard="optimizer").scope():
+        model = plain()
+        model.compile(keras.optimizers.LossScaleOptimizer(InApply(0.01)), "mse")
+    with pytest.raises(ValueError, match=r"InApply overrides apply.*each process updates some of the weights here"):
         model.fit(X, Y, batch_size=8, verbose=0)
 
 
