@@ -30,7 +30,7 @@ def made(axes: Any, **arguments: Any) -> Any:
         return pipelined(normalizing, True, partition="uniform", **arguments)
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "interleaved_1f1b", "zb_h1"])
+@pytest.mark.parametrize("schedule", ["1f1b", "interleaved_1f1b", "zb_h1", "zb_v"])
 def test_a_measured_step(schedule: str, tmp_path: pathlib.Path) -> None:
     model = made({"data": 2, "pipe": 2}, num_microbatches=4, schedule=schedule)
     path = tmp_path / "a folder" / "a timeline.svg"

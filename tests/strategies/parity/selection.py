@@ -52,6 +52,8 @@ _CHANGED_GRADIENTS = (
     "gradients of rows, clipped",
     "gradients gathered by hand, tf.cond around apply_gradients",
     "optimizer that overrides apply_gradients",
+    "optimizer that overrides apply, gradient_accumulation_steps",
+    "custom loop, optimizer that overrides apply",
 )
 #: Cases of values other than gradients that no other test covers on two devices.
 _OF_GLOBAL_BATCH = (

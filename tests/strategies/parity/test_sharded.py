@@ -65,7 +65,7 @@ WEIGHTS_BETWEEN_PROCESSES = (
     "mixed_float16, overflow on one replica only",
     "arrays, a batch that does not divide, a last batch smaller than the replicas",
     "sharpness-aware minimization",
-    "optimizer that overrides apply",
+    "optimizer that overrides apply, gradient_accumulation_steps",
     "Embedding, sparse gradients, clipnorm",
     "saved, loaded, gone on",
     "float8, int8 with LoRA, int4",
