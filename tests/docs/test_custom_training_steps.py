@@ -28,7 +28,12 @@ TESTS: dict[str, tuple[str, ...]] = {
         "gradients divided by their norms",
         "gradients with seeded noise",
     ),
-    "an optimizer that overrides": ("optimizer that overrides apply_gradients", "optimizer that overrides apply"),
+    "an optimizer that overrides": (
+        "optimizer that overrides apply_gradients",
+        "optimizer that overrides apply",
+        "custom loop, optimizer that overrides apply",
+        f"{_HOOKS}/test_joint_gradients.py::test_joint_ones_are_refused",
+    ),
     "`variable.assign_sub(0.1 * gradient)`": (
         "assign_sub by hand",
         "sharpness-aware minimization",
