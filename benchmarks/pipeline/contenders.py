@@ -34,8 +34,8 @@ def _environment(part: str, num_devices: int) -> Environments:
     return (
         {
             **clusters.one_thread_each(),
-            # A thread for each device: a pass that sleeps blocks its thread. Where all devices sleep, others run what is
-            # between passes.
+            # A thread for each device: a pass that sleeps blocks its thread. While all devices sleep, others run what
+            # is between passes.
             "TF_NUM_INTEROP_THREADS": str(num_devices + 2 if part == "sleep" else max(2, num_devices)),
             "KERAS_BACKEND": "tensorflow",
             **(memory.FREES_AT_ONCE if part == "memory" else {}),
