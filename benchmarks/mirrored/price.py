@@ -14,7 +14,7 @@ from harness.workers import Contender, Report
 
 from mirrored.workload import AGREEMENT, LEDGER, ROW_WEIGHTS, Job, Workload
 
-#: What a step may cost more than the same step without any of these parts, by model.
+#: By model, the largest acceptable ratio of the speed without any of these parts to the speed with them.
 LIMITS: Mapping[str, float] = {"small_cnn": 1.05, "resnet50": 1.02}
 NUM_PROCESSES = 2
 

@@ -27,12 +27,13 @@ def run(job: Job, workload: Workload, without: Sequence[str] | None, report: Rep
         report: takes images/s.
     """
     tf.get_logger().setLevel("ERROR")
+    parts = without or ()
     if without is None:
         keras.utils.set_random_seed(0)
         strategies.exact()
-    elif AGREEMENT in without:
+    if AGREEMENT in parts:
         switches.never_agree()
-    if without is not None and LEDGER in without:
+    if LEDGER in parts:
         switches.never_count()
     strategy = _strategy(job)
     keras.utils.set_random_seed(0)
@@ -42,7 +43,7 @@ def run(job: Job, workload: Workload, without: Sequence[str] | None, report: Rep
     # The processes' images/s are added up.
     own = dataclasses.replace(workload, batch_size=workload.batch_size // job.num_processes)
     model.fit(
-        models.dataset(subject, workload.batch_size, is_static=without is not None and ROW_WEIGHTS in without),
+        models.dataset(subject, workload.batch_size, is_static=ROW_WEIGHTS in parts),
         epochs=sys.maxsize,
         steps_per_epoch=workload.num_skipped + workload.num_steps,
         callbacks=[StepClock(own, report)],

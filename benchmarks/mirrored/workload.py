@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-#: What `--price` switches off.
+#: The parts of the package that `--price` switches off.
 ROW_WEIGHTS, AGREEMENT, LEDGER = "row weights", "agreement of batches", "ledger"
 
 

@@ -21,6 +21,7 @@ Sources: Qi et al., arXiv:2401.10241 (ZB-V); Qi et al., arXiv:2405.15362 (V-Half
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, field
 
 from keras_ext.pipeline.schedule import Action, Kind, Schedule, prerequisites
@@ -30,6 +31,8 @@ from keras_ext.pipeline.stage_placement import StagePlacement
 RESERVES = range(4)
 
 
+# A model asks for its table when it is made, and in each trace of a step.
+@functools.lru_cache(maxsize=16)
 def v_shaped(name: str, num_devices: int, num_microbatches: int, num_held: int) -> Schedule:
     """Returns the shortest of the simulated tables in which no device holds more than `num_held` activations of stages.
 

@@ -143,7 +143,7 @@ class DistributedOptimizer(WholeSlots):
         """Reduces gradients, and applies the sums to the variables."""
         pairs = list(grads_and_vars)
         gradients, variables = [gradient for gradient, _ in pairs], [variable for _, variable in pairs]
-        joint_gradients.check_separate(self, self._distributed_update, gradients)
+        joint_gradients.check_separate(self, self._update_here(), gradients)
         apply = super().apply_gradients
         context = tf.distribute.get_replica_context()
         is_in_step = get_update_replica_id() is None and shares.current() is not None
@@ -159,7 +159,7 @@ class DistributedOptimizer(WholeSlots):
     @not_converted
     def apply(self, grads: Sequence[Any], trainable_variables: Iterable[Any] | None = None) -> Any:
         """Reduces gradients, and updates the variables by the sums."""
-        joint_gradients.check_separate(self, self._distributed_update, grads)
+        joint_gradients.check_separate(self, self._update_here(), grads)
         variables = None if trainable_variables is None else list(trainable_variables)
         apply = super().apply
 
@@ -239,14 +239,14 @@ class _Outermost(keras.Optimizer):
 
     def apply(self, grads: Sequence[Any], trainable_variables: Any = None) -> Any:
         """Updates variables by gradients, which the program's own method may change."""
-        with joint_gradients.given(self._distributed_update, grads if overrides_apply(self) else None):
+        with joint_gradients.given(self._update_here(), grads if overrides_apply(self) else None):
             return super().apply(grads, trainable_variables)
 
     def apply_gradients(self, grads_and_vars: Iterable[tuple[Any, Any]]) -> Any:
         """Updates variables by gradients, which the program's own method may change."""
         pairs = list(grads_and_vars)
         is_own = overrides(self, base_optimizer.BaseOptimizer, "apply_gradients")
-        with joint_gradients.given(self._distributed_update, [g for g, _ in pairs] if is_own else None):
+        with joint_gradients.given(self._update_here(), [g for g, _ in pairs] if is_own else None):
             return super().apply_gradients(pairs)
 
     def build(self, *args: Any, **kwargs: Any) -> None:
@@ -287,7 +287,7 @@ class _ReducesFirst(keras.Optimizer):
     @not_converted
     def apply(self, grads: Sequence[Any], trainable_variables: Iterable[Any] | None = None) -> Any:
         """Reduces gradients, and passes the sums on."""
-        joint_gradients.check_separate(self, self._distributed_update, grads)
+        joint_gradients.check_separate(self, self._update_here(), grads)
         variables = None if trainable_variables is None else list(trainable_variables)
         return self._reduce_first(grads, variables, super().apply)
 

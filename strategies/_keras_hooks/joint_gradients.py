@@ -19,7 +19,6 @@ import tensorflow as tf
 
 from strategies._keras_hooks.optimizer_updates import OptimizerUpdate
 from strategies._tf_internals import get_update_replica_id
-from strategies.engine.engine import engine_of
 
 #: For each thread, the gradients that running methods of programs were given, innermost last.
 _running = threading.local()
@@ -30,7 +29,7 @@ def given(update: OptimizerUpdate | None, gradients: Sequence[Any] | None) -> It
     """Context manager: a method of the program's optimizer runs, and was given these gradients.
 
     Args:
-        update: how updates of the optimizer run.
+        update: how updates of the optimizer run under the current strategy; None if it is of another one.
         gradients: the gradients; None if the optimizer has no such method of its own.
     """
     if gradients is None or _why_some(update) is None:
@@ -49,7 +48,7 @@ def check_separate(optimizer: keras.Optimizer, update: OptimizerUpdate | None, p
 
     Args:
         optimizer: the optimizer.
-        update: how its updates run.
+        update: how its updates run under the current strategy; None if it is of another one.
         passed_on: the gradients that its method has passed on, in the order in which it was given them.
 
     Raises:
@@ -76,7 +75,7 @@ def check_separate(optimizer: keras.Optimizer, update: OptimizerUpdate | None, p
 
 def _why_some(update: OptimizerUpdate | None) -> str | None:
     """Returns why an optimizer gets some of the gradients in this process; None if it gets all."""
-    if update is None or engine_of(tf.distribute.get_strategy()) is not update.engine:
+    if update is None:
         return None
     if update.engine.spanning_parts is not None:
         return "a replica's weights, and their gradients, are in several processes here"

@@ -195,8 +195,9 @@ WITH_TWO_IN_EACH_OF_TWO = (
     "minibatch standard deviation, gather_rows",
 )
 
-#: Gradients are applied in a conditional, where replicas of a process cannot synchronize. One process does without.
-REFUSED_IN_SEVERAL_PROCESSES = ("gradients gathered by hand, tf.cond around apply_gradients",)
+#: Gradients are applied in a conditional, where the replicas of a process cannot synchronize. Where each of them has
+#: whole weights, and there is no other process, they need not.
+IN_A_CONDITIONAL = "gradients gathered by hand, tf.cond around apply_gradients"
 
 #: Worlds that need a flag: two replicas in each of two processes are four replicas, too, and the tests of collectives
 #: cover four processes.
@@ -210,7 +211,7 @@ def cases_of(world: World, config: pytest.Config) -> list[str]:
     num_replicas = num_processes * num_local
     if config.getoption("--parity-all") or (for_table and (num_processes == 1 or num_replicas == 2)):
         is_refused = num_processes > 1 and num_local > 1
-        return [name for name in ALL if not (is_refused and name in REFUSED_IN_SEVERAL_PROCESSES)]
+        return [name for name in ALL if not (is_refused and name == IN_A_CONDITIONAL)]
     if world == ALWAYS:
         return [name for name in ALL if name not in _LIKE_OTHERS]
     if world in SELDOM and not for_table:

@@ -11,10 +11,10 @@ from tests.releases import marks_of
 from tests.strategies.parity.cases import ALL
 from tests.strategies.parity.cases_sharded import OWN
 from tests.strategies.parity.harness import Outcome, compare, execute
+from tests.strategies.parity.selection import IN_A_CONDITIONAL
 
 #: Its variables are on another device than the replica, which cannot wait for that in a conditional.
-REFUSED = "gradients gathered by hand, tf.cond around apply_gradients"
-EVERY = {name: case for name, case in {**ALL, **OWN}.items() if name != REFUSED}
+EVERY = {name: case for name, case in {**ALL, **OWN}.items() if name != IN_A_CONDITIONAL}
 #: Each treatment of gradients by an optimizer, and each kind of read, write and lookup by replicas.
 ALWAYS = (
     "arrays, a batch that does not divide, a last batch smaller than the replicas",
@@ -58,4 +58,4 @@ def test_equals_one_device(num_compute_devices: int, name: str, on_one_device: C
 def test_refuses_updates_in_a_conditional() -> None:
     strategy = strategies.CentralStorageStrategy(["CPU:1", "CPU:2"], "CPU:0")
     with pytest.raises(ValueError, match=r"inside a tf\.cond.*CentralStorageStrategy"):
-        execute(ALL[REFUSED], strategy)
+        execute(ALL[IN_A_CONDITIONAL], strategy)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -16,8 +15,7 @@ import keras_ext
 import strategies
 from strategies import layer_api
 from strategies.engine.strategy import Sharded
-from tests.covering import covering, pairs_of
-from tests.releases import is_there
+from tests.covering import pairs_of
 from tests.strategies.parity.cases import ALL, SECTIONS
 from tests.strategies.parity.cases_sharded import (
     OWN,
@@ -30,180 +28,20 @@ from tests.strategies.parity.cases_sharded import (
     transformer,
 )
 from tests.strategies.parity.harness import TOLERANCE, Outcome, compare, execute, labels, vectors
-from tests.strategies.parity.table import World, title
+from tests.strategies.parity.selection import IN_A_CONDITIONAL
+from tests.strategies.parity.shardings import (
+    SELDOM,
+    SET_A_WEIGHT,
+    SHARDINGS,
+    Sharding,
+    cases_by_sharding,
+    cases_of,
+    properties_of,
+    refusal_of,
+)
 from tests.strategies.parity.worlds import LIMIT_SECONDS, outcome_of_all, run_in_processes, run_once
 
 EVERY = {**ALL, **OWN, **PARTS}
-#: Each treatment of gradients by an optimizer, and all other changes of weights or slots.
-IN_ONE_PROCESS = (
-    "Adafactor",
-    "SGD, clipnorm",
-    "Adam, EMA with overwrite",
-    "MultiOptimizer",
-    "Embedding, sparse gradients, clipnorm",
-    "mixed_float16, overflow on one replica only",
-    "custom loop, loss over the global batch",
-    "clip_by_global_norm in train_step, gradient_accumulation_steps",
-    # Two processes save and load slices.
-    *(name for name in OWN if name != "saved, loaded, gone on"),
-)
-#: Cases that gather or write weights, and optimizers that look at weights.
-WEIGHTS_IN_ONE_PROCESS = (
-    "SpectralNormalization",
-    "ScheduleFreeAdamW",
-    "SGD, gradients left in accumulation",
-    "arrays, a batch that does not divide, a last batch smaller than the replicas",
-    "train_on_batch, test_on_batch, predict_on_batch",
-    "sharpness-aware minimization",
-    "optimizer that overrides apply_gradients",
-    "weights of 1, 5 and 7 numbers, excluded from weight decay",
-    "whole weights saved, loaded, gone on",
-)
-#: Cases that cross processes: sums of parts, norms, overflows, sparse gradients, averages, files.
-WEIGHTS_BETWEEN_PROCESSES = (
-    "Adam, gradient_accumulation_steps, global_clipnorm, EMA with overwrite",
-    "mixed_float16, overflow on one replica only",
-    "arrays, a batch that does not divide, a last batch smaller than the replicas",
-    "sharpness-aware minimization",
-    "optimizer that overrides apply, gradient_accumulation_steps",
-    "Embedding, sparse gradients, clipnorm",
-    "saved, loaded, gone on",
-    "float8, int8 with LoRA, int4",
-)
-OVER_HOROVOD = (
-    "Adam, EMA",
-    "Embedding, sparse gradients",
-    "whole weights saved, loaded, gone on",
-)
-#: Cases with work that is done once for each group, or between groups.
-IN_GROUPS = (
-    "Adam, gradient_accumulation_steps, global_clipnorm, EMA with overwrite",
-    "Embedding, sparse gradients, clipnorm",
-)
-WEIGHTS_IN_GROUPS = (
-    "Adam, gradient_accumulation_steps, global_clipnorm, EMA with overwrite",
-    "whole weights saved, loaded, gone on",
-)
-#: The model in parts that contains the features of all others.
-ONE_PART = ("a transformer in parts, norms, averages and overflows of all",)
-
-
-class Sharding(NamedTuple):
-    """A kind of sharding: devices, replicas of a group (None for all), mesh as text, and what is sharded."""
-
-    world: World
-    size: int | None = None
-    mesh: str = "data=-1"
-    shard: str = "optimizer"
-
-    @property
-    def arguments(self) -> dict[str, Any]:
-        """The arguments of the strategy."""
-        axes = strategies.DeviceMesh.axes_of(self.mesh)
-        return {"shard": self.shard, "shard_size": self.size, "mesh": axes}
-
-    def __str__(self) -> str:
-        groups = f", by {self.size}" if self.size else ""
-        what = "" if self.shard == "optimizer" else f", {self.shard}"
-        return title(self.world) + groups + (f", {self.mesh}" if "=2" in self.mesh else "") + what
-
-
-SHARDINGS: dict[Sharding, tuple[str, ...]] = {
-    Sharding(("MirroredStrategy", 1, 3)): IN_ONE_PROCESS,
-    Sharding(("MirroredStrategy", 1, 4), 2): IN_GROUPS,
-    Sharding(("MirroredStrategy", 1, 3), shard="weights"): WEIGHTS_IN_ONE_PROCESS,
-    Sharding(("MirroredStrategy", 1, 4), 2, shard="weights"): WEIGHTS_IN_GROUPS,
-    Sharding(("MultiWorkerMirroredStrategy", 2, 2), shard="weights"): WEIGHTS_BETWEEN_PROCESSES,
-    Sharding(("HorovodStrategy", 2, 1), shard="weights"): OVER_HOROVOD,
-    Sharding(("MirroredStrategy", 1, 4), None, "data=2,pipe=2", "weights"): (*ONE_PART, "float8 in parts"),
-}
-SELDOM = (
-    Sharding(("MultiWorkerMirroredStrategy", 2, 2)),
-    Sharding(("HorovodStrategy", 4, 1), None, "data=2,pipe=2", "weights"),
-    Sharding(("MultiWorkerMirroredStrategy", 4, 1), 2),
-    Sharding(("HorovodStrategy", 3, 1)),
-    Sharding(("MultiWorkerMirroredStrategy", 4, 1), None, "data=2,tensor=2", "weights"),
-    Sharding(("MultiWorkerMirroredStrategy", 2, 2), 2),
-    Sharding(("MirroredStrategy", 1, 4), None, "data=2,pipe=2"),
-    Sharding(("MultiWorkerMirroredStrategy", 4, 1), None, "data=2,tensor=2"),
-    Sharding(("MirroredStrategy", 1, 2)),
-    Sharding(("MirroredStrategy", 1, 4)),
-    Sharding(("MultiWorkerMirroredStrategy", 2, 1)),
-    Sharding(("MultiWorkerMirroredStrategy", 4, 1)),
-    Sharding(("HorovodStrategy", 2, 1)),
-    Sharding(("HorovodStrategy", 4, 1), 2),
-    Sharding(("MirroredStrategy", 1, 2), shard="weights"),
-    Sharding(("MirroredStrategy", 1, 4), shard="weights"),
-    Sharding(("MultiWorkerMirroredStrategy", 2, 1), shard="weights"),
-    Sharding(("MultiWorkerMirroredStrategy", 4, 1), 2, shard="weights"),
-    Sharding(("HorovodStrategy", 4, 1), 2, shard="weights"),
-    Sharding(("MirroredStrategy", 1, 4), None, "data=2,tensor=2"),
-    Sharding(("MultiWorkerMirroredStrategy", 2, 2), None, "data=2,tensor=2"),
-    Sharding(("MirroredStrategy", 1, 4), None, "data=2,tensor=2", "weights"),
-    Sharding(("MultiWorkerMirroredStrategy", 2, 2), None, "data=2,pipe=2", "weights"),
-    Sharding(("MultiWorkerMirroredStrategy", 4, 1), None, "data=2,pipe=2"),
-    Sharding(("HorovodStrategy", 4, 1), None, "data=2,tensor=2"),
-    Sharding(("HorovodStrategy", 4, 1), None, "data=2,pipe=2"),
-    Sharding(("MultiWorkerMirroredStrategy", 2, 2), None, "data=2,tensor=2", "weights"),
-    Sharding(("MultiWorkerMirroredStrategy", 4, 1), None, "data=2,pipe=2", "weights"),
-    Sharding(("HorovodStrategy", 4, 1), None, "data=2,tensor=2", "weights"),
-)
-
-
-def properties_of(sharding: Sharding) -> dict[str, Hashable]:
-    """Returns on which properties of a sharding the code that runs depends."""
-    engine, num_processes, num_local = sharding.world
-    return {
-        "engine": engine,
-        "several processes": num_processes > 1,
-        "several devices in a process": num_local > 1,
-        "more than two replicas": num_processes * num_local > 2,
-        "groups": sharding.size is not None,
-        "shard": sharding.shard,
-    }
-
-
-def cost_of(sharding: Sharding) -> float:
-    """Returns what a case costs, in units of about a second of a core: each process traces it, for each device."""
-    _, num_processes, num_local = sharding.world
-    return (2 + num_processes) * max(1.0, 0.6 * num_local)
-
-
-@functools.cache
-def cases_by_sharding() -> dict[Sharding, list[str]]:
-    """Returns the cases of `--parity-all`: each runs with every pair of properties, the cases together with all."""
-    whole = [each for each in (*SHARDINGS, *SELDOM) if "=2" not in each.mesh]
-    cases: dict[Sharding, list[str]] = {each: list(names) for each, names in SHARDINGS.items()}
-    for i, name in enumerate((*ALL, *OWN)):
-        for each in covering(whole, properties_of, cost_of, first=i):
-            # An error on one process ends the job, and so the other cases.
-            may_run = each.world[1] == 1 or refusal_of(each, name) is None
-            if may_run and name not in cases.setdefault(each, []):
-                cases[each].append(name)
-    return cases
-
-
-#: Programs that a sharding refuses, by the part of the error that says why.
-IN_A_CONDITIONAL = ("gradients gathered by hand, tf.cond around apply_gradients",)
-SET_A_WEIGHT = ("SpectralNormalization", "diffusion")
-
-
-def refusal_of(sharding: Sharding, name: str) -> str | None:
-    """Returns a part of the error with which a sharding refuses a case; None if the case runs."""
-    if name in IN_A_CONDITIONAL and sharding.world[2] > 1:
-        return "applied inside a tf.cond.*without `shard`"
-    if name in SET_A_WEIGHT and sharding.shard == "weights" and sharding.size is not None:
-        return r"sets a trainable weight of its own.*Leave shard_size out"
-    return None
-
-
-def cases_of(sharding: Sharding, config: pytest.Config) -> list[str]:
-    if "=2" in sharding.mesh:
-        return list(PARTS if config.getoption("--parity-all") else SHARDINGS.get(sharding, ()))
-    names: Sequence[str] = SHARDINGS.get(sharding, ())
-    if config.getoption("--parity-all"):
-        names = [*ALL, *OWN] if config.getoption("--parity-product") else cases_by_sharding().get(sharding, ())
-    return [name for name in names if is_there(name)]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -371,7 +209,7 @@ def test_refusals() -> None:
 
 def test_each_case_meets_each_pair_of_properties() -> None:
     every = set().union(*(pairs_of(properties_of(each)) for each in (*SHARDINGS, *SELDOM) if "=2" not in each.mesh))
-    for name in {*ALL, *OWN} - {*IN_A_CONDITIONAL, *SET_A_WEIGHT}:
+    for name in {*ALL, *OWN} - {IN_A_CONDITIONAL, *SET_A_WEIGHT}:
         met = [properties_of(each) for each, names in cases_by_sharding().items() if name in names]
         assert set().union(*map(pairs_of, met)) >= every
 

@@ -118,8 +118,8 @@ def test_a_train_step_of_ones_own() -> None:
 # ---- optimizers of the program, which get the gradients of this process' weights
 
 
-class InApply(keras.optimizers.Adam):
-    """Changes gradients in ``apply``: all by their common norm, or each by itself."""
+class ChangesGradients(keras.optimizers.Adam):
+    """Changes gradients: all by their common norm, or each by itself."""
 
     joint = True
 
@@ -131,16 +131,13 @@ class InApply(keras.optimizers.Adam):
             else [None if each is None else 0.5 * each for each in gradients]
         )
 
+
+class InApply(ChangesGradients):
     def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
         return super().apply(self.changed(grads), trainable_variables)
 
 
-class InApplyGradients(InApply):
-    """Changes gradients in ``apply_gradients``."""
-
-    def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
-        return keras.optimizers.Adam.apply(self, grads, trainable_variables)
-
+class InApplyGradients(ChangesGradients):
     def apply_gradients(self, grads_and_vars: Any) -> Any:
         gradients, variables = zip(*grads_and_vars, strict=True)
         return super().apply_gradients(zip(self.changed(gradients), variables, strict=True))
