@@ -131,7 +131,7 @@ ROOMS = (
         2,
         ("strategies.batches",),
         ("numpy", "tensorflow"),
-        ("division", "frozen context", "row values", "topology", "internals", "collectives", "batches"),
+        ("division", "frozen context", "row values", "cores", "topology", "internals", "collectives", "batches"),
     ),
     Room(
         "replica",

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from strategies._tf_internals import UnaryUnchangedStructureDataset, tensor_lists
 from strategies.batches import first_batch
+from strategies.batches.autotuning import without_idle_autotuning
 from strategies.batches.origins import Origin
 from strategies.collectives.agreement import Agreement
 
@@ -88,7 +89,7 @@ class ComparedDataset(UnaryUnchangedStructureDataset):
 
     def _compared(self) -> tf.data.Dataset:
         checked = self._checked.dataset()
-        iterator = iter(_without_prefetch(checked))
+        iterator = iter(without_idle_autotuning(_without_prefetch(checked)))
         first = next(iterator, None)
         values = None if first is None else first[0]
         mine = self._checked.message(values, are_arrays=self._are_arrays)

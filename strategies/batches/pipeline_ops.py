@@ -20,7 +20,7 @@ def depends_on_its_arguments_only(function: Any) -> bool:
     """Returns True if a traced function of a dataset maps a row to the same result whatever rows came before."""
     if not hasattr(function, "graph"):
         return False
-    return not any(map(draws, _ops_in(function)))
+    return not any(map(draws, ops_in(function)))
 
 
 def draws(op: str) -> bool:
@@ -55,12 +55,12 @@ def reads_generator(dataset: Any) -> bool:
     prefetched would be missing there.
     """
     functions = [wrapper.function for wrapper in dataset._functions()]
-    if any("GeneratorDataset" in _ops_in(function) for function in functions if hasattr(function, "graph")):
+    if any("GeneratorDataset" in ops_in(function) for function in functions if hasattr(function, "graph")):
         return True
     return any(reads_generator(before) for before in dataset._inputs())
 
 
-def _ops_in(function: Any) -> set[str]:
+def ops_in(function: Any) -> set[str]:
     """Returns the types of the operations in a concrete function and in the functions that it calls."""
     graph = function.graph.as_graph_def()
     called = {definition.signature.name for definition in graph.library.function}

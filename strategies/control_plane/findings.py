@@ -33,6 +33,16 @@ class Findings:
         self._store, self._position = store, position
         #: The last posts, the time since which they are unchanged, and the time at which all have answered meanwhile.
         self._seen: tuple[object, float, float | None] = (None, 0.0, None)
+        #: The last error that this process has raised and its program has handled.
+        self._handled = ""
+
+    def note_handled(self, error: str) -> None:
+        """Notes that this process' program has handled an error; `error` is the text that was posted of it.
+
+        Another process that has raised the same error at the same position runs the same program, and handles it too,
+        even if it needs long to continue: no collective is given up for it. If it ends instead, it leaves.
+        """
+        self._handled = error
 
     def found(self) -> str | None:
         """Returns the reason why the collective that this process waits for cannot complete; None if none is known.
@@ -116,9 +126,9 @@ class Findings:
         return {rank: from_text(text) for rank, text in self._store.read(keys.WAITS).items()}
 
     def _failed(self) -> dict[int, str]:
-        """Returns the errors of other processes, by rank."""
+        """Returns the errors of other processes, by rank, without one that this process has handled as well."""
         posted = self._store.read(keys.FAILED).items()
-        return {rank: text for rank, text in posted if text and rank != self._store.rank}
+        return {rank: text for rank, text in posted if rank != self._store.rank and text not in ("", self._handled)}
 
     def _is_confirmed(self) -> bool:
         """True if all processes answered twice, some time apart, while their waits were the same and none was busy.

@@ -239,6 +239,8 @@ class Member:
     def forget_failure(self) -> None:
         """Withdraws the error that :meth:`note_failure` posted: the program continues."""
         if self._reason:
+            if self._findings is not None:
+                self._findings.note_handled(self._reason)
             self._reason = ""
             leave_reason(self.rank, "")
             if self._store is not None:

@@ -15,6 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from strategies._tf_internals import MapDataset, PerReplica, is_op_determinism_enabled
+from strategies.batches.autotuning import without_idle_autotuning
 from strategies.replica.parts import engine_attribute
 from strategies.topology.devices import is_gpu
 
@@ -151,7 +152,8 @@ class Waits:
         both = tf.data.Dataset.zip((clock, dataset))
         options = tf.data.Options()
         options.experimental_optimization.inject_prefetch = False
-        result = MapDataset(both, arrived, use_inter_op_parallelism=False).with_options(options)
+        measured = MapDataset(both, arrived, use_inter_op_parallelism=False).with_options(options)
+        result = without_idle_autotuning(measured)
         result._clocked_by = self
         return result
 

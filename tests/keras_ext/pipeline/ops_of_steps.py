@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
-# No public API gives the executed graphs.
 from strategies._tf_internals import eager_context
+from tests.executed_graphs import executed_graphs
 
 CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 
@@ -43,12 +43,7 @@ def nodes_of(concrete: Any) -> list[Node]:
 
 def nodes_run_by(step: Callable[[], Any]) -> list[Node]:
     """Returns the nodes of the graphs that the devices execute; this must be the first call of `step`."""
-    eager_context.context().enable_run_metadata()
-    try:
-        step()
-        made = eager_context.context().export_run_metadata().function_graphs
-    finally:
-        eager_context.context().disable_run_metadata()
+    made = executed_graphs(step)
     # A graph's own library may lack functions that another graph's library has.
     functions = {name: each for one in made for name, each in _functions(one.pre_optimization_graph).items()}
     functions |= {name: each for one in made for name, each in _functions(one.post_optimization_graph).items()}

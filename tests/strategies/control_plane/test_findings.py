@@ -133,6 +133,19 @@ def test_an_error_that_was_handled_is_forgotten(members: list[Member], clock: Cl
     assert finds_nothing(members[0], clock)
 
 
+def test_an_error_that_all_raised_is_handled_by_all(members: list[Member], clock: Clock) -> None:
+    for each in members:
+        each.note_failure(ValueError("of all"))
+    seen_by_all(members, keys.FAILED)
+    members[0].forget_failure()
+    post_waits(members, [SUM], [], [])
+    # Rank 1 may make a data set for minutes before it continues.
+    assert finds_nothing(members[0], clock)
+    members[1].note_failure(ValueError("another"))
+    assert waited(members[0]._required(), lambda store: "another" in store.read(keys.FAILED)[1])
+    assert found(members[0], clock).startswith("Rank 1 failed with ValueError: another")
+
+
 def test_an_error_that_was_not(members: list[Member], clock: Clock) -> None:
     members[1].note_failure(ValueError("of the user"))
     seen_by_all(members, keys.FAILED)

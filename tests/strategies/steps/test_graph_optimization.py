@@ -15,6 +15,7 @@ from strategies._keras_hooks import trainer_calls
 from strategies._tf_internals import eager_context
 from strategies.steps import graph_optimization
 from strategies.steps.graph_optimization import optimized_once
+from tests.executed_graphs import executed_graphs
 
 
 def iterations() -> int:
@@ -34,12 +35,8 @@ def executed(num_heads: int) -> collections.Counter[str]:
         model = keras.Model(inputs, keras.layers.Dense(1)(keras.layers.Flatten()(x)))
         model.compile(keras.optimizers.Adam(global_clipnorm=1.0), "mse", metrics=["mae"], jit_compile=False)
     x, y = np.ones((8, 6, 4), "float32"), np.ones((8, 1), "float32")
-    eager_context.enable_run_metadata()
-    try:
-        model.fit(x, y, batch_size=8, verbose=0)
-        graphs = eager_context.export_run_metadata().partition_graphs
-    finally:
-        eager_context.disable_run_metadata()
+    made = executed_graphs(lambda: model.fit(x, y, batch_size=8, verbose=0))
+    graphs = [graph for each in made for graph in each.partition_graphs]
     # The two devices' parts of the step, without the small graphs of eager operations.
     parts = sorted(graphs, key=lambda graph: len(graph.node))[-2:]
     return collections.Counter(node.op for graph in parts for node in graph.node)
