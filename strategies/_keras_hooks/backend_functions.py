@@ -17,10 +17,8 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src.backend.common.stateless_scope import in_stateless_scope
-from keras.src.backend.tensorflow import core
-from keras.src.backend.tensorflow import numpy as keras_tf_numpy
 
+from strategies._keras_hooks.addresses import in_stateless_scope, tf_core, tf_numpy
 from strategies._keras_hooks.wrapping import wrap
 from strategies.batches import shares
 from strategies.batches.row_counts import RowCount
@@ -31,10 +29,10 @@ from strategies.steps.central import CentralVariable
 
 def install() -> None:
     """Wraps the reading of shapes and sizes, ``take`` and ``remat``."""
-    wrap(core, "shape", _shape)
+    wrap(tf_core, "shape", _shape)
     wrap(tf, "size", _size)
-    wrap(keras_tf_numpy, "take", _take)
-    wrap(core, "remat", _remat)
+    wrap(tf_numpy, "take", _take)
+    wrap(tf_core, "remat", _remat)
 
 
 def _shape(original: Callable[[Any], Any], x: Any) -> Any:

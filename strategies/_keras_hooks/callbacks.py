@@ -13,8 +13,8 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src.callbacks import callback_list
 
+from strategies._keras_hooks.addresses import CallbackList
 from strategies._keras_hooks.distributed_callbacks import distribute
 from strategies._keras_hooks.input_bottleneck import SlowInputWarning
 from strategies._keras_hooks.job_callbacks import FirstCallback, LastCallback
@@ -36,7 +36,7 @@ _logger = logging.getLogger(__name__)
 
 def install() -> None:
     """Wraps the list that calls callbacks."""
-    wrap(callback_list.CallbackList, "set_model", _set_model, in_step=False)
+    wrap(CallbackList, "set_model", _set_model, in_step=False)
 
 
 def write_scalars(board: Any, values: Mapping[str, float], step: int, *, of_validation: bool = False) -> None:
@@ -59,9 +59,7 @@ def write_scalars(board: Any, values: Mapping[str, float], step: int, *, of_vali
             tf.summary.scalar(name, value, step=step)
 
 
-def _set_model(
-    original: Callable[..., None], owner: callback_list.CallbackList, model: keras.Model | None, *args: Any
-) -> None:
+def _set_model(original: Callable[..., None], owner: CallbackList, model: keras.Model | None, *args: Any) -> None:
     """Adds our callbacks, and on ranks other than 0 removes those that write, before any callback gets the model.
 
     Some callbacks open their files when they get it. Every list comes here, those of users' own loops too.

@@ -20,9 +20,8 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src.backend.tensorflow import trainer as keras_tf_trainer
-from keras.src.trainers import trainer as keras_trainer
 
+from strategies._keras_hooks.addresses import TensorFlowTrainer, Trainer, model_supports_jit
 from strategies._keras_hooks.gradients import for_optimizer
 from strategies._keras_hooks.wrapping import overrides
 from strategies.batches import shares
@@ -52,7 +51,7 @@ def note_request(model: keras.Model, jit_compile: bool | str) -> None:
 
 def choose(model: keras.Model, engine: Engine) -> bool:
     """Returns the choice for ``jit_compile="auto"``: on GPUs, unless a layer does not support XLA."""
-    return engine.computes_on_gpus and keras_trainer.model_supports_jit(model)
+    return engine.computes_on_gpus and model_supports_jit(model)
 
 
 def choose_if_never_compiled(model: keras.Model, engine: Engine) -> None:
@@ -180,9 +179,9 @@ def _known_reason(model: keras.Model, engine: Engine) -> str | None:
         return "its variables are on a device of their own"
     if engine.parts.mesh.size > 1:
         return "a replica of it is spread over several devices"
-    if any(overrides(model, keras_tf_trainer.TensorFlowTrainer, name) for name in _STEPS):
+    if any(overrides(model, TensorFlowTrainer, name) for name in _STEPS):
         return f"{type(model).__name__} has a step of its own"
-    if overrides(model, keras_trainer.Trainer, "compute_metrics"):
+    if overrides(model, Trainer, "compute_metrics"):
         return f"{type(model).__name__} has a compute_metrics of its own, which may use what its layers keep"
     return None
 

@@ -20,9 +20,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
-from keras.src.backend.tensorflow import trainer as keras_tf_trainer
 
 from strategies._keras_hooks import compiled_steps, files, losses, state_trees, train_steps, trainer
+from strategies._keras_hooks.addresses import TensorFlowTrainer
 from strategies._keras_hooks.subclasses import become, reduced, subclass
 from strategies._keras_hooks.wrapping import not_converted, wrap
 from strategies.engine.engine import engine_of
@@ -30,7 +30,7 @@ from strategies.engine.engine import engine_of
 
 def install() -> None:
     """Wraps the constructor of trainers."""
-    wrap(keras_tf_trainer.TensorFlowTrainer, "__init__", _init, in_step=False)
+    wrap(TensorFlowTrainer, "__init__", _init, in_step=False)
 
 
 def _init(original: Callable[..., None], model: Any) -> None:

@@ -27,10 +27,9 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src.backend.tensorflow import optimizer as keras_tf_optimizer
-from keras.src.optimizers import base_optimizer
 
 from strategies._keras_hooks import applied_gradients, joint_gradients
+from strategies._keras_hooks.addresses import BaseOptimizer, TFOptimizer
 from strategies._keras_hooks.keras_versions import MULTI_OPTIMIZERS
 from strategies._keras_hooks.loops import check_runs
 from strategies._keras_hooks.norms import clipped
@@ -53,8 +52,8 @@ from strategies.replica.weight_slices import WeightSlice
 
 def install() -> None:
     """Wraps the constructor of optimizers, and ``apply`` of those that were made under no strategy."""
-    wrap(keras_tf_optimizer.TFOptimizer, "__init__", _init, in_step=False)
-    wrap(base_optimizer.BaseOptimizer, "apply", _apply_of_no_strategy)
+    wrap(TFOptimizer, "__init__", _init, in_step=False)
+    wrap(BaseOptimizer, "apply", _apply_of_no_strategy)
 
 
 def _init(original: Callable[..., None], optimizer: keras.Optimizer, *args: Any, **kwargs: Any) -> None:
@@ -185,7 +184,7 @@ class DistributedOptimizer(WholeSlots):
         create: Callable[..., Any] = super().add_variable_from_reference
         if isinstance(reference_variable, WeightSlice):
             # Not Keras' method for TensorFlow, which reads the devices of a distributed variable: a slice is not one.
-            create = functools.partial(base_optimizer.BaseOptimizer.add_variable_from_reference, self)
+            create = functools.partial(BaseOptimizer.add_variable_from_reference, self)
         made = update.make_slot(reference_variable, name, lambda: create(reference_variable, name, initializer))
         weight = weight_of(reference_variable)
         if weight is not None and not needs_whole(self):
@@ -245,7 +244,7 @@ class _Outermost(keras.Optimizer):
     def apply_gradients(self, grads_and_vars: Iterable[tuple[Any, Any]]) -> Any:
         """Updates variables by gradients, which the program's own method may change."""
         pairs = list(grads_and_vars)
-        is_own = overrides(self, base_optimizer.BaseOptimizer, "apply_gradients")
+        is_own = overrides(self, BaseOptimizer, "apply_gradients")
         with joint_gradients.given(self._update_here(), [g for g, _ in pairs] if is_own else None):
             return super().apply_gradients(pairs)
 

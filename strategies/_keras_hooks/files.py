@@ -16,9 +16,8 @@ from typing import Any, Concatenate
 
 import keras
 import tensorflow as tf
-from keras.src.legacy.saving import legacy_h5_format
-from keras.src.saving import saving_api, saving_lib
 
+from strategies._keras_hooks.addresses import legacy_h5_format, saving_api, saving_lib
 from strategies._keras_hooks.plain_classes import is_plain
 from strategies._keras_hooks.stored_values import reading_in_ranges
 from strategies._keras_hooks.wrapping import Rest, Result, wrap

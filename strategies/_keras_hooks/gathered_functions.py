@@ -21,9 +21,8 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src.losses import loss as keras_loss
-from keras.src.metrics import reduction_metrics
 
+from strategies._keras_hooks.addresses import keras_loss, reduction_metrics
 from strategies._keras_hooks.wrapping import wrap
 from strategies.batches import shares
 from strategies.batches.row_kinds import Kind

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from keras.src.backend.common import global_state
-from keras.src.backend.common.stateless_scope import in_stateless_scope as in_scope
 
+from strategies._keras_hooks import addresses
+from strategies._keras_hooks.addresses import global_state
 from strategies._keras_hooks.keras_versions import GLOBAL_SEED_GENERATOR
 
 # The key that `keras.src.utils.naming` uses, which has no constant for it.
@@ -37,7 +37,7 @@ def _keras_state_kept() -> Iterator[None]:
 
 def in_stateless_scope() -> bool:
     """Returns True inside of a ``keras.StatelessScope``, in which variables have other values."""
-    return bool(in_scope())
+    return bool(addresses.in_stateless_scope())
 
 
 @contextlib.contextmanager

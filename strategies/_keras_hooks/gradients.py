@@ -27,8 +27,8 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src.optimizers import base_optimizer
 
+from strategies._keras_hooks.addresses import BaseOptimizer
 from strategies._keras_hooks.summed_gradients import summed
 from strategies._keras_hooks.whole_updates import overrides_apply
 from strategies._keras_hooks.wrapping import overrides, wrap
@@ -86,7 +86,7 @@ def for_optimizer(optimizer: Any, gradients: Sequence[Any], variables: Sequence[
 def _sums_itself(optimizer: Any) -> bool:
     """Returns True if an optimizer sums gradients over replicas before a user's code sees them."""
     return isinstance(optimizer, keras.Optimizer) and not (
-        overrides(optimizer, base_optimizer.BaseOptimizer, "apply_gradients") or overrides_apply(optimizer)
+        overrides(optimizer, BaseOptimizer, "apply_gradients") or overrides_apply(optimizer)
     )
 
 

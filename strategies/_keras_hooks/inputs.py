@@ -7,10 +7,14 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src.backend.tensorflow import trainer as keras_tf_trainer
-from keras.src.trainers import data_adapters
-from keras.src.trainers.data_adapters import array_data_adapter, py_dataset_adapter, tf_dataset_adapter
 
+from strategies._keras_hooks.addresses import (
+    ArrayDataAdapter,
+    PyDatasetAdapter,
+    TFDatasetAdapter,
+    TFEpochIterator,
+    data_adapters,
+)
 from strategies._keras_hooks.subclasses import become
 from strategies._keras_hooks.wrapping import wrap
 from strategies.batches.agreed_dataset import AgreedDataset
@@ -23,13 +27,13 @@ from strategies.engine.seeds import agree_on_random_state
 
 def install() -> None:
     """Wraps the constructor of Keras' epoch iterator, and its check for datasets."""
-    wrap(keras_tf_trainer.TFEpochIterator, "__init__", _epoch_iterator, in_step=False)
+    wrap(TFEpochIterator, "__init__", _epoch_iterator, in_step=False)
     wrap(data_adapters, "is_tf_dataset", _is_dataset, in_step=False)
 
 
 def _epoch_iterator(
     original: Callable[..., None],
-    iterator: keras_tf_trainer.TFEpochIterator,
+    iterator: TFEpochIterator,
     distribute_strategy: tf.distribute.Strategy | None = None,
     **kwargs: Any,
 ) -> None:
@@ -47,13 +51,13 @@ def _epoch_iterator(
     original(iterator, reader, **kwargs)
     iterator._distribute_strategy = distribute_strategy
     if isinstance(iterator._distributed_dataset, (AgreedDataset, ComparedDataset)):
-        are_arrays = isinstance(iterator.data_adapter, array_data_adapter.ArrayDataAdapter)
+        are_arrays = isinstance(iterator.data_adapter, ArrayDataAdapter)
         iterator._distributed_dataset.compare_next(are_arrays=are_arrays)
     if _may_read_ahead(iterator, engine):
         iterator._distributed_dataset = ReadAheadDataset(iterator._distributed_dataset, engine.layout.devices)
 
 
-def _may_read_ahead(iterator: keras_tf_trainer.TFEpochIterator, engine: Engine) -> bool:
+def _may_read_ahead(iterator: TFEpochIterator, engine: Engine) -> bool:
     """Returns True if elements may be prefetched to the devices, before their step.
 
     False for generators, which the user may continue to read after the last step. With `steps_per_execution`, the steps
@@ -73,17 +77,17 @@ def _may_read_ahead(iterator: keras_tf_trainer.TFEpochIterator, engine: Engine) 
     return int(group.sum([tf.constant(int(may))])[0]) == group.num_processes
 
 
-def _is_read_by_us_alone(iterator: keras_tf_trainer.TFEpochIterator, dataset: tf.data.Dataset | AgreedDataset) -> bool:
+def _is_read_by_us_alone(iterator: TFEpochIterator, dataset: tf.data.Dataset | AgreedDataset) -> bool:
     """Returns True if drawing elements that are then not used has no effect outside of the iterator."""
     adapter = iterator.data_adapter
-    if isinstance(adapter, py_dataset_adapter.PyDatasetAdapter):
+    if isinstance(adapter, PyDatasetAdapter):
         # Keras reads it through a generator, to its end once per epoch, unless the user gives `steps_per_epoch`.
         return adapter.num_batches is not None and iterator.steps_per_epoch is None
-    is_known = isinstance(adapter, (array_data_adapter.ArrayDataAdapter, tf_dataset_adapter.TFDatasetAdapter))
+    is_known = isinstance(adapter, (ArrayDataAdapter, TFDatasetAdapter))
     return is_known and not reads_generator(getattr(dataset, "dataset", dataset))
 
 
-class DistributedIterator(keras_tf_trainer.TFEpochIterator):
+class DistributedIterator(TFEpochIterator):
     """An epoch iterator of one of our strategies."""
 
     def reset(self) -> None:
@@ -106,7 +110,7 @@ class _WithKnownLength:
         iterator: the epoch iterator.
     """
 
-    def __init__(self, strategy: tf.distribute.Strategy, iterator: keras_tf_trainer.TFEpochIterator) -> None:
+    def __init__(self, strategy: tf.distribute.Strategy, iterator: TFEpochIterator) -> None:
         self._strategy, self._iterator = strategy, iterator
 
     def experimental_distribute_dataset(self, dataset: tf.data.Dataset) -> Any:
@@ -118,7 +122,7 @@ class _WithKnownLength:
 
 
 #: Adapters of data that is no dataset, but has a length.
-_ADAPTERS = (array_data_adapter.ArrayDataAdapter, py_dataset_adapter.PyDatasetAdapter)
+_ADAPTERS = (ArrayDataAdapter, PyDatasetAdapter)
 
 
 def _is_dataset(original: Callable[[object], bool], value: object) -> bool:

@@ -11,19 +11,14 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src.optimizers import loss_scale_optimizer
-from keras.src.random import seed_generator
-from keras.src.utils import tracking
 
-try:
-    from keras.src.optimizers.multi_optimizer import MultiOptimizer
-except ImportError:
-    MULTI_OPTIMIZERS: tuple[type[keras.Optimizer], ...] = ()
-else:
-    MULTI_OPTIMIZERS = (MultiOptimizer,)
+from strategies._keras_hooks.addresses import DotNotTrackScope, MultiOptimizer, seed_generator
+
+#: Empty before Keras 3.15.
+MULTI_OPTIMIZERS: tuple[type[keras.Optimizer], ...] = () if MultiOptimizer is None else (MultiOptimizer,)
 
 #: Optimizers that pass all of their gradients to others. Keras 3.12 to 3.14 have no `MultiOptimizer`.
-WRAPPING_OPTIMIZERS = (loss_scale_optimizer.LossScaleOptimizer, *MULTI_OPTIMIZERS)
+WRAPPING_OPTIMIZERS = (keras.optimizers.LossScaleOptimizer, *MULTI_OPTIMIZERS)
 
 #: The callback that writes Orbax checkpoints. Keras 3.12 has none.
 ORBAX_CHECKPOINTS: tuple[type[keras.callbacks.Callback], ...] = (
@@ -43,7 +38,7 @@ def sort_layers(model: keras.Model, key: Callable[[keras.layers.Layer], Any]) ->
     """
     layers = model._layers
     if isinstance(layers, tf.__internal__.tracking.Trackable):
-        with tracking.DotNotTrackScope():
+        with DotNotTrackScope():
             model._layers = sorted(layers, key=key)
     else:
         layers.sort(key=key)

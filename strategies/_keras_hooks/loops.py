@@ -11,9 +11,8 @@ from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
-from keras.src.backend.tensorflow import core
-from keras.src.dtype_policies.dtype_policy import DTypePolicy
 
+from strategies._keras_hooks.addresses import DTypePolicy, tf_core
 from strategies._keras_hooks.wrapping import wrap
 from strategies._tf_internals import PerReplica
 from strategies.engine.engine import Engine, engine_of
@@ -29,7 +28,7 @@ _RUN = (
 def install() -> None:
     """Wraps the conversion of layers' inputs, and the handles of variables."""
     wrap(DTypePolicy, "convert_input", _convert_input)
-    wrap(core.Variable, "handle", _handle)
+    wrap(tf_core.Variable, "handle", _handle)
 
 
 def _convert_input(original: Callable[..., Any], policy: Any, x: Any, *args: Any, **kwargs: Any) -> Any:

@@ -22,11 +22,9 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src.losses import loss as keras_loss
-from keras.src.losses import losses as keras_losses
-from keras.src.trainers import trainer as keras_trainer
 
 from strategies._keras_hooks import gathered_functions
+from strategies._keras_hooks.addresses import Trainer, keras_loss, keras_losses
 from strategies._keras_hooks.wrapping import Rest, wrap
 from strategies.batches import shares
 from strategies.batches.row_kinds import Kind
@@ -55,7 +53,7 @@ def wrap_compute_loss(model: keras.Model) -> None:
     """Wraps ``compute_loss`` in the program's class that overrides it, so that the whole result is weighted."""
     owner = next(cls for cls in model.__class__.__mro__ if "compute_loss" in vars(cls))
     # `DistributedModel` overrides Keras' own.
-    if owner is not keras_trainer.Trainer:
+    if owner is not Trainer:
         wrap(owner, "compute_loss", _overridden)
 
 

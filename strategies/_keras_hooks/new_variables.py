@@ -19,8 +19,8 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src.backend.tensorflow import core
 
+from strategies._keras_hooks.addresses import tf_core
 from strategies._keras_hooks.wrapping import spanning_parts, wrap
 from strategies.engine.engine import engine_of
 from strategies.replica.creation_context import creating
@@ -33,7 +33,7 @@ _OURS = ("strategies.", "keras_ext.")
 
 def install() -> None:
     """Wraps the initialization of variables."""
-    wrap(core.Variable, "_initialize_with_initializer", _initialize, in_step=False)
+    wrap(tf_core.Variable, "_initialize_with_initializer", _initialize, in_step=False)
 
 
 def _initialize(original: Callable[..., None], variable: Any, initializer: Callable[..., Any]) -> None:

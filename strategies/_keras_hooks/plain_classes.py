@@ -12,10 +12,7 @@ from typing import Any, TypeVar
 
 import keras
 
-# The class of ``keras.Model(inputs, outputs)`` has no public name.
-from keras.src.models.functional import Functional
-from keras.src.saving import serialization_lib
-
+from strategies._keras_hooks.addresses import Functional, serialization_lib
 from strategies._keras_hooks.wrapping import wrap
 
 _PLAIN = "_keras_strategies_plain_class"

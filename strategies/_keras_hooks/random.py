@@ -17,9 +17,8 @@ from typing import Any, Concatenate
 import keras
 import numpy as np
 import tensorflow as tf
-from keras.src.backend.tensorflow import random as backend_random
-from keras.src.random import seed_generator
 
+from strategies._keras_hooks.addresses import seed_generator, tf_random
 from strategies._keras_hooks.wrapping import Rest, wrap
 from strategies.batches import shares
 from strategies.batches.row_counts import RowCount
@@ -40,12 +39,12 @@ def install() -> None:
     """Wraps the drawing of a seed, the generator for draws without one, and Keras' backend functions that draw."""
     wrap(seed_generator.SeedGenerator, "next", _next)
     wrap(seed_generator, "global_seed_generator", _global_seed_generator)
-    wrap(backend_random, "normal", _normal)
-    wrap(backend_random, "truncated_normal", _truncated_normal)
-    wrap(backend_random, "uniform", _uniform)
-    wrap(backend_random, "randint", _randint)
-    wrap(backend_random, "categorical", _categorical)
-    wrap(backend_random, "dropout", _dropout)
+    wrap(tf_random, "normal", _normal)
+    wrap(tf_random, "truncated_normal", _truncated_normal)
+    wrap(tf_random, "uniform", _uniform)
+    wrap(tf_random, "randint", _randint)
+    wrap(tf_random, "categorical", _categorical)
+    wrap(tf_random, "dropout", _dropout)
 
 
 def _next(
@@ -229,5 +228,5 @@ def _drawn(kind: str, original: _Draw, shape: Any, numbers: tuple[Any, Any], dty
     kept = tf.as_dtype(dtype or keras.config.floatx())
     if not drawing.is_in_place(shape, kept):
         return original(shape, *numbers, dtype, seed)
-    cast = backend_random._cast_seed(seed_generator.draw_seed(seed))
+    cast = tf_random._cast_seed(seed_generator.draw_seed(seed))
     return drawing.draw(kind, shape, numbers, kept, cast)

@@ -8,9 +8,9 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from keras.src import backend
 
 from strategies._keras_hooks import agreement
+from strategies._keras_hooks.addresses import backend
 from strategies.batches import shares
 
 #: A placeholder for an unknown number of rows. It is a prime and not a usual size of a tensor, so no other size equals

@@ -13,9 +13,8 @@ from typing import Any
 
 import keras
 import numpy as np
-from keras.src.backend.common import variables
-from keras.src.saving import saving_lib
 
+from strategies._keras_hooks.addresses import CommonVariable, saving_lib
 from strategies._keras_hooks.wrapping import wrap
 from strategies.replica.deferred import component_of, is_remote
 from strategies.replica.driving import current_driver
@@ -33,7 +32,7 @@ def install() -> None:
     """Wraps the store of a file, and the assignment of a variable."""
     wrap(saving_lib.H5IOStore, "__getitem__", _read, in_step=False)
     wrap(saving_lib.H5IOStore, "__setitem__", _write, in_step=False)
-    wrap(variables.Variable, "assign", _assign)
+    wrap(CommonVariable, "assign", _assign)
 
 
 @contextlib.contextmanager

@@ -14,9 +14,8 @@ from typing import Any, Concatenate
 
 import keras
 import tensorflow as tf
-from keras.src.backend.tensorflow import nn as keras_tf_nn
-from keras.src.layers.normalization import batch_normalization
 
+from strategies._keras_hooks.addresses import BatchNormalization, tf_nn
 from strategies._keras_hooks.wrapping import Rest, wrap
 from strategies.batches import shares
 from strategies.batches.row_kinds import Kind
@@ -32,8 +31,8 @@ _Moments = tuple[tf.Tensor, tf.Tensor]
 
 def install() -> None:
     """Wraps the computation of mean and variance over all replicas, and the layer's call."""
-    wrap(keras_tf_nn, "_compute_moments_sync", _moments)
-    wrap(batch_normalization.BatchNormalization, "call", _call)
+    wrap(tf_nn, "_compute_moments_sync", _moments)
+    wrap(BatchNormalization, "call", _call)
 
 
 def _call(

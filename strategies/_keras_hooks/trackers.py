@@ -13,8 +13,8 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from keras.src.metrics import reduction_metrics
 
+from strategies._keras_hooks.addresses import reduction_metrics
 from strategies._keras_hooks.wrapping import wrap
 from strategies.batches import shares
 from strategies.batches.program_lines import line_of

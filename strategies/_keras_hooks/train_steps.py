@@ -14,11 +14,9 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src.metrics import reduction_metrics
-from keras.src.optimizers import base_optimizer
-from keras.src.trainers import trainer as keras_trainer
 
 from strategies._keras_hooks import compiled_steps, distributed_optimizers, gradients
+from strategies._keras_hooks.addresses import BaseOptimizer, Trainer, reduction_metrics
 from strategies._keras_hooks.wrapping import overrides
 from strategies.batches import shares
 from strategies.engine.engine import engine_of
@@ -52,8 +50,8 @@ def _step(original: Callable[[Any], Any], model: keras.Model, data: Any) -> Any:
 
 def _metrics_see_no_weights(model: keras.Model) -> bool:
     """Returns True if ``apply_gradients`` and everything that ``train_step`` calls after it are Keras' own."""
-    used = [(model, keras_trainer.Trainer, "compute_metrics"), (model, keras_trainer.Trainer, "get_metrics_result")]
-    used += [(model.optimizer, base_optimizer.BaseOptimizer, "apply_gradients")]
+    used = [(model, Trainer, "compute_metrics"), (model, Trainer, "get_metrics_result")]
+    used += [(model.optimizer, BaseOptimizer, "apply_gradients")]
     if any(overrides(owner, base, name) for owner, base, name in used):
         return False
     compiled = model._compile_metrics

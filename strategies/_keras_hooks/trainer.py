@@ -12,9 +12,6 @@ from typing import Any, Concatenate
 
 import keras
 import tensorflow as tf
-from keras.src.backend.tensorflow import trainer as keras_tf_trainer
-from keras.src.trainers import epoch_iterator
-from keras.src.trainers import trainer as keras_trainer
 
 from strategies._keras_hooks import (
     agreement,
@@ -22,6 +19,7 @@ from strategies._keras_hooks import (
     losses,
     shapes,
 )
+from strategies._keras_hooks.addresses import TensorFlowTrainer, Trainer
 from strategies._keras_hooks.outside import check_part, other_strategy_error
 from strategies._keras_hooks.trainer_calls import Step, as_trainer_call
 from strategies._keras_hooks.wrapping import Rest, Result, wrap
@@ -48,11 +46,11 @@ def install() -> None:
     ``keras.Model.fit(self, ...)`` in place of ``super().fit(...)``.
     """
     # Optimizers and metrics given by name would be made for one device.
-    wrap(keras_trainer.Trainer, "compile", _compile, in_step=False)
+    wrap(Trainer, "compile", _compile, in_step=False)
     # The first call of Keras' `fit`, `evaluate`, `train_on_batch` and `test_on_batch`.
-    wrap(keras_trainer.Trainer, "_assert_compile_called", _assert_compile_called, in_step=False)
+    wrap(Trainer, "_assert_compile_called", _assert_compile_called, in_step=False)
     # The only call in both Keras' `predict` and `predict_on_batch`.
-    wrap(keras_tf_trainer.TensorFlowTrainer, "make_predict_function", _make_predict_function, in_step=False)
+    wrap(TensorFlowTrainer, "make_predict_function", _make_predict_function, in_step=False)
 
 
 def enter(original: Callable[Rest, Result], model: keras.Model, *args: Rest.args, **kwargs: Rest.kwargs) -> Result:
@@ -233,7 +231,7 @@ def read_over_replicas(metrics: Sequence[keras.Metric], result: Callable[[], Res
 def build_ahead(
     original: Callable[..., None],
     model: keras.Model,
-    iterator: epoch_iterator.EpochIterator | None,
+    iterator: Any | None,
     data_batch: Any,
 ) -> None:
     """Builds a model before its first step, if it can be called on symbolic tensors in place of a batch.

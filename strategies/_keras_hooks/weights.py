@@ -8,8 +8,8 @@ from typing import Any
 
 import keras
 import numpy as np
-from keras.src.legacy.saving import legacy_h5_format
 
+from strategies._keras_hooks.addresses import legacy_h5_format
 from strategies._keras_hooks.wrapping import wrap
 from strategies.replica.owners import spans_processes
 from strategies.replica.splitting import value_of

@@ -26,9 +26,10 @@ import strategies
 from strategies import _keras_hooks
 from strategies._keras_hooks import wrapping
 from strategies._keras_hooks.distributed_callbacks import distribute
+from strategies._keras_hooks.signatures import signature
 from tests.graphs import collect_seldom
 from tests.releases import is_there
-from tests.strategies._keras_hooks.signatures import overriding_methods, signature
+from tests.strategies._keras_hooks.signatures import overriding_methods
 
 X, Y = np.linspace(0, 1, 24).reshape(8, 3).astype("float32"), np.ones((8, 1), "float32")
 OPTIONS: dict[str, Any] = {"batch_size": 4, "shuffle": False, "verbose": 0}

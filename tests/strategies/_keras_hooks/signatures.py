@@ -1,28 +1,18 @@
-"""Signatures of the hooked functions, as `inventory.toml` lists them, and the lines that report a change."""
+"""The methods of Keras that classes of this package override, and the lines that report a changed signature."""
 
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import keras
-from keras.src.models.functional import Functional
 from keras.src.trainers.epoch_iterator import EpochIterator
 
 from strategies._keras_hooks import distributed_callbacks, distributed_models, distributed_optimizers, inputs
+from strategies._keras_hooks.addresses import Functional
+from strategies._keras_hooks.signatures import differing
 from strategies._keras_hooks.subclasses import subclass
-
-
-def signature(value: Any) -> str:
-    """Returns the signature as text; for an object without a signature, its kind."""
-    if inspect.ismodule(value):
-        return "module"
-    if not callable(value):
-        return type(value).__name__
-    text = re.sub(r"<class '([^']+)'>", r"\1", str(inspect.signature(value)))
-    return re.sub(r"<(UnconnectedGradients\.\w+): '\w+'>", r"\1", text)
 
 
 def changes(known: Mapping[str, str], found: Mapping[str, str], ours: Mapping[str, str]) -> list[str]:
@@ -34,12 +24,8 @@ def changes(known: Mapping[str, str], found: Mapping[str, str], ours: Mapping[st
         ours: the code that relies on them, by the same names.
     """
     lines = [f"{name} is gone" for name in known if name not in found]
-    lines += [f"{name}{found[name]} is not in inventory.toml" for name in found if name not in known]
-    return lines + [
-        f"{name} was {known[name]}, is {found[name]}: see {ours[name]}"
-        for name in known
-        if found.get(name, known[name]) != known[name]
-    ]
+    lines += [f"{name}{found[name]} is not listed" for name in found if name not in known]
+    return lines + [f"{line}: see {ours[line.partition(' was ')[0]]}" for line in differing(known, found)]
 
 
 def overriding_methods() -> Iterator[tuple[type, str, Callable[..., Any]]]:
