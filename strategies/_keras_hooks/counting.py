@@ -1,9 +1,9 @@
 """Counters that Keras advances in the step that finds no batch left.
 
-Keras draws a batch inside the graph of the step. At the end of a dataset of unknown length, the step has begun before
-it finds that no batch is left, and its operations that need no batch have run: the optimizer has counted a step, which
-moves the learning rate of a schedule, and random seeds of layers have advanced. Where a batch is drawn before the step
-begins, as with several processes, this module has the same effects.
+Up to Keras 3.15, a batch is drawn inside the graph of the step. At the end of a dataset of unknown length, the step
+has begun before it finds that no batch is left, and its operations that need no batch have run: the optimizer has
+counted a step, which moves the learning rate of a schedule, and random seeds of layers have advanced. Under a strategy,
+batches of such datasets are drawn before the step begins, and this module has the same effects.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Iterator
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 
 class Counters:
@@ -67,4 +68,4 @@ def _counts_without_batch(optimizer: keras.Optimizer) -> bool:
 
 
 def _read(variable: keras.Variable) -> np.ndarray:
-    return np.asarray(keras.ops.convert_to_numpy(variable))
+    return np.asarray(tf.convert_to_tensor(variable.value).numpy())

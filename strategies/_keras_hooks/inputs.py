@@ -15,10 +15,12 @@ from strategies._keras_hooks.addresses import (
     TFEpochIterator,
     data_adapters,
 )
+from strategies._keras_hooks.keras_versions import DRAWS_IN_STEP
 from strategies._keras_hooks.subclasses import become
 from strategies._keras_hooks.wrapping import wrap
 from strategies.batches.agreed_dataset import AgreedDataset
 from strategies.batches.compared_dataset import ComparedDataset
+from strategies.batches.drawn_dataset import DrawnDataset
 from strategies.batches.pipeline_ops import reads_generator
 from strategies.batches.prefetch import ReadAheadDataset
 from strategies.engine.engine import Engine, engine_of
@@ -55,6 +57,12 @@ def _epoch_iterator(
         iterator._distributed_dataset.compare_next(are_arrays=are_arrays)
     if _may_read_ahead(iterator, engine):
         iterator._distributed_dataset = ReadAheadDataset(iterator._distributed_dataset, engine.layout.devices)
+    elif DRAWS_IN_STEP and iterator.steps_per_execution == 1 and _has_unknown_length(iterator._distributed_dataset):
+        iterator._distributed_dataset = DrawnDataset(iterator._distributed_dataset)
+
+
+def _has_unknown_length(dataset: Any) -> bool:
+    return isinstance(dataset, tf.data.Dataset) and int(dataset.cardinality()) == tf.data.UNKNOWN_CARDINALITY
 
 
 def _may_read_ahead(iterator: TFEpochIterator, engine: Engine) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from strategies._keras_hooks.addresses import DotNotTrackScope, MultiOptimizer, seed_generator
+from strategies._keras_hooks.addresses import DotNotTrackScope, MultiOptimizer, Trainer, seed_generator
 
 #: Empty before Keras 3.15.
 MULTI_OPTIMIZERS: tuple[type[keras.Optimizer], ...] = () if MultiOptimizer is None else (MultiOptimizer,)
@@ -27,6 +27,10 @@ ORBAX_CHECKPOINTS: tuple[type[keras.callbacks.Callback], ...] = (
 
 #: The name of the random generator in Keras' global state. Keras 3.12 has no constant for it.
 GLOBAL_SEED_GENERATOR: str = getattr(seed_generator, "GLOBAL_SEED_GENERATOR", "global_seed_generator")
+
+#: True if Keras draws a batch in the graph of a step, so that a step begins before it finds that no batch is left. From
+#: Keras 3.16 on, where `Trainer` is called `BaseTrainer`, it draws before the step.
+DRAWS_IN_STEP: bool = Trainer.__name__ == "Trainer"
 
 
 def sort_layers(model: keras.Model, key: Callable[[keras.layers.Layer], Any]) -> None:

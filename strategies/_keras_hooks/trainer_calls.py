@@ -15,8 +15,10 @@ import tensorflow as tf
 
 from strategies._keras_hooks import split_batches
 from strategies._keras_hooks.counting import Counters
+from strategies._keras_hooks.keras_versions import DRAWS_IN_STEP
 from strategies.batches import shares
 from strategies.batches.agreed_dataset import AgreedIterator
+from strategies.batches.drawn_dataset import DrawnIterator
 from strategies.batches.prefetch import ReadAheadIterator
 from strategies.engine.engine import engine_of
 from strategies.steps.context import TrainerCall, called_by_trainer
@@ -34,8 +36,9 @@ def as_trainer_call(
 ) -> Step:
     """Returns ``function``, run as a call of the trainer (`TrainerCall`); callbacks run outside of it.
 
-    Where batches come from `AgreedIterator` or `ReadAheadIterator`, they are drawn before each step. The first local
-    replica is traced for all, until it turns out that their programs differ: then each replica is traced.
+    Where batches come from an `AgreedIterator`, `DrawnIterator` or `ReadAheadIterator`, they are drawn before each
+    step. The first local replica is traced for all, until it turns out that their programs differ: then each replica is
+    traced.
 
     Args:
         model: the model.
@@ -73,7 +76,7 @@ def as_trainer_call(
         return step(element)
 
     def run(data: Any) -> Any:
-        one_by_one = isinstance(data, (AgreedIterator, ReadAheadIterator))
+        one_by_one = isinstance(data, (AgreedIterator, DrawnIterator, ReadAheadIterator))
         draws_batches = model.steps_per_execution > 1 and not one_by_one
         num_replicas = model.distribute_strategy.num_replicas_in_sync
         with split_batches.explained(num_replicas):
@@ -84,7 +87,7 @@ def as_trainer_call(
             try:
                 first = next(data)
             except StopIteration:
-                if model.steps_per_execution == 1 and not model.run_eagerly:
+                if _counts_the_end(model):
                     counters.count()
                 raise
             measured: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
@@ -110,6 +113,12 @@ def as_trainer_call(
         return outputs
 
     return call
+
+
+def _counts_the_end(model: keras.Model) -> bool:
+    """Returns True if Keras, on one device, begins a step before it finds that no batch is left: see `counting`."""
+    # What XLA compiles begins when all of its inputs are there.
+    return DRAWS_IN_STEP and model.steps_per_execution == 1 and not model.run_eagerly and not model.jit_compile
 
 
 def _step_of(function: Step, element_spec: tf.TypeSpec, run_eagerly: bool) -> Step:
