@@ -30,7 +30,7 @@ HAS_GPU := $(wildcard /dev/nvidia[0-9]*) $(shell command -v nvidia-smi 2> /dev/n
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup mnist imagenet gpt recommender test test-versions test-oldest test-newest fit-oldest gpu-smoke parity surface bench bench-data-parallel bench-all-reduce bench-overlap bench-tensor-parallel bench-pipeline bench-model-parallel bench-rank-memory bench-reading bench-sharded bench-experts bench-first-step lint ruff mypy format clean
+.PHONY: help setup mnist imagenet gpt recommender test test-versions test-oldest test-newest fit-oldest inventory-next gpu-smoke parity surface bench bench-data-parallel bench-all-reduce bench-overlap bench-tensor-parallel bench-pipeline bench-model-parallel bench-rank-memory bench-reading bench-sharded bench-experts bench-first-step lint ruff mypy format clean
 
 help: ## show this list
 	@echo "Usage: make TARGET [ARGS=...] [VENV=$(VENV)] [PYTHON=$(PYTHON)]"
@@ -63,6 +63,9 @@ fit-oldest: ## train with the oldest TensorFlow and Keras, in one process and in
 	$(MAKE) $(VENV)-oldest/.ready-run VENV=$(VENV)-oldest CONSTRAINTS=tests/versions/oldest.txt
 	$(VENV)-oldest/bin/python -m tests.versions.fit
 	$(VENV)-oldest/bin/python -m strategies.launch --nproc-per-node 2 -m tests.versions.fit MultiWorkerMirroredStrategy
+
+inventory-next: $(READY_RUN) ## compare what we hook into with the newest nightly build of Keras, in seconds
+	$(BIN)/python -m tests.versions.inventory_next
 
 gpu-smoke: $(if $(strip $(HAS_GPU)),$(READY_GPU),$(READY_RUN)) ## run the smoke suite on this machine's first GPU, twenty minutes; without one, only say so
 	$(BIN)/python -m tests.gpu $(ARGS)
