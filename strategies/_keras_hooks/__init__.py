@@ -5,8 +5,8 @@ that all replicas have the same number of rows, that an iterator can be read ahe
 interface cannot change them. Models, optimizers and callbacks of our strategies get subclasses of their classes
 (`distributed_models`, `distributed_optimizers`, `distributed_callbacks`); all others are Keras' own. Where no object
 belongs to a strategy, functions of Keras are wrapped: a wrapper passes straight through unless the current strategy is
-one of this package's. Saved files contain nothing of either. `addresses` finds Keras' private modules and classes; other
-differences between the supported releases of Keras are in `keras_versions`, and nowhere else.
+one of this package's. Saved files contain nothing of either. `addresses` finds Keras' private modules and classes;
+other differences between the supported releases of Keras are in `keras_versions`, and nowhere else.
 """
 
 import keras
