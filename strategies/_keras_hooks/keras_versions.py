@@ -33,6 +33,19 @@ GLOBAL_SEED_GENERATOR: str = getattr(seed_generator, "GLOBAL_SEED_GENERATOR", "g
 DRAWS_IN_STEP: bool = Trainer.__name__ == "Trainer"
 
 
+def decays(optimizer: keras.Optimizer, use: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    """Returns a function that decides by its key and name if a weight decays that is not among the optimizer's own.
+
+    From Keras 3.16 on, `_use_weight_decay` looks its own weights up, and `_is_excluded_from_weight_decay` decides.
+
+    Args:
+        optimizer: the optimizer.
+        use: Keras' `_use_weight_decay` of the optimizer.
+    """
+    is_excluded = getattr(optimizer, "_is_excluded_from_weight_decay", None)
+    return use if is_excluded is None else lambda weight: not is_excluded(weight)
+
+
 def sort_layers(model: keras.Model, key: Callable[[keras.layers.Layer], Any]) -> None:
     """Sorts the list of layers that determines the order of a model's weights, as ``list.sort`` does.
 

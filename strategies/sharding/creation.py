@@ -95,6 +95,8 @@ class ShardedWeights:
                 with tf.init_scope(), tf.device("CPU:0"):
                     part = own_range(whole, *ranges[owner], range_shape(tuple(shape), *ranges[owner]))
                 own = kwargs | {"initial_value": part, "name": f"{name}/replica_{replica}" if replica else name}
+                # Since Keras 3.16 it is given, and that of the whole weight.
+                own["shape"] = part.shape
                 with tf.device(device):
                     components.append(next_creator(**own))
                 owners.append(owner)
