@@ -57,12 +57,18 @@ def _epoch_iterator(
         iterator._distributed_dataset.compare_next(are_arrays=are_arrays)
     if _may_read_ahead(iterator, engine):
         iterator._distributed_dataset = ReadAheadDataset(iterator._distributed_dataset, engine.layout.devices)
-    elif DRAWS_IN_STEP and iterator.steps_per_execution == 1 and _has_unknown_length(iterator._distributed_dataset):
+    elif iterator.steps_per_execution == 1 and _is_drawn_ahead(iterator._distributed_dataset):
         iterator._distributed_dataset = DrawnDataset(iterator._distributed_dataset)
 
 
-def _has_unknown_length(dataset: Any) -> bool:
-    return isinstance(dataset, tf.data.Dataset) and int(dataset.cardinality()) == tf.data.UNKNOWN_CARDINALITY
+def _is_drawn_ahead(dataset: Any) -> bool:
+    """Returns True if batches are drawn before their steps: those of unknown length, and from Keras 3.16 on all.
+
+    Such a Keras draws them before the step itself. But it would trace the step for the size of the first batch.
+    """
+    if not isinstance(dataset, tf.data.Dataset):
+        return False
+    return not DRAWS_IN_STEP or int(dataset.cardinality()) == tf.data.UNKNOWN_CARDINALITY
 
 
 def _may_read_ahead(iterator: TFEpochIterator, engine: Engine) -> bool:
