@@ -54,5 +54,10 @@ def is_tested(name: str, version: str) -> bool:
     return low <= _numbers(version) < high
 
 
+def is_at_least(version: str, since: str) -> bool:
+    """Returns True if a version, such as "3.15.1", belongs to a release, such as "3.15", or to a later one."""
+    return _numbers(version) >= _numbers(since)
+
+
 def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int(number) for number in re.findall(r"\d+", version)[:2])

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import keras
 import pytest
+
+from strategies.versions import is_at_least
 
 #: Optimizers, layers and their arguments in tests' models, and the first release that has them.
 SINCE = {
@@ -48,8 +49,4 @@ def needs_keras(release: str, what: str) -> pytest.MarkDecorator:
 
 def has_keras(release: str) -> bool:
     """Returns True if the installed Keras is that release, such as "3.14", or a later one."""
-    return _numbers(keras.__version__) >= _numbers(release)
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(number) for number in re.findall(r"\d+", version)[:2])
+    return is_at_least(keras.__version__, release)

@@ -11,7 +11,6 @@ release of Keras that this package was not tested with, it also names the functi
 from __future__ import annotations
 
 import importlib
-import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,7 +20,7 @@ from typing import Any
 import keras
 
 from strategies._keras_hooks.signatures import differing, signature
-from strategies.versions import TESTED, is_tested
+from strategies.versions import TESTED, is_at_least, is_tested
 
 _NAMES = tomllib.loads(Path(__file__).with_name("keras_names.toml").read_text())
 _missing: list[str] = []
@@ -30,10 +29,9 @@ _missing: list[str] = []
 def located(address: str, release: str = keras.__version__) -> str:
     """Returns where a release of Keras has what Keras 3.15 has at an address, such as "keras.src.trainers.trainer"."""
     for since, moved in _NAMES["moved"].items():
-        if _numbers(release) >= _numbers(since):
-            for old in sorted(moved, key=len, reverse=True):
-                if address == old or address.startswith(f"{old}."):
-                    return f"{moved[old]}{address.removeprefix(old)}"
+        if is_at_least(release, since):
+            old = next((old for old in moved if f"{address}.".startswith(f"{old}.")), None)
+            address = address if old is None else f"{moved[old]}{address.removeprefix(old)}"
     return address
 
 
@@ -44,9 +42,10 @@ def functions(kind: str, release: str = keras.__version__) -> Mapping[str, str]:
         kind: "wrapped" or "overridden".
         release: the release.
     """
-    known = {name: text for name, text in _NAMES[kind].items() if _has(release, _NAMES["since_keras"].get(name))}
+    added = _NAMES["since_keras"]
+    known = {name: text for name, text in _NAMES[kind].items() if is_at_least(release, added.get(name, "3"))}
     for since, changed in _NAMES["changed"].items():
-        if _has(release, since):
+        if is_at_least(release, since):
             known |= {name: text for name, text in changed.items() if name in known}
     return MappingProxyType({located(name, release): text for name, text in known.items()})
 
@@ -71,14 +70,6 @@ def _at(address: str) -> Any:
     if found is None:
         _missing.append(located(address))
     return found
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(number) for number in re.findall(r"\d+", version)[:2])
-
-
-def _has(release: str, since: str | None) -> bool:
-    return since is None or _numbers(release) >= _numbers(since)
 
 
 # Backend
@@ -127,7 +118,7 @@ def changes() -> tuple[list[str], list[str]]:
     objects = {name: found_at(name) for name in known}
     found = {name: signature(value) for name, value in objects.items() if value is not None}
     gone = {*_missing, *(name for name, value in objects.items() if value is None)}
-    # What is in a module or class that is gone is not worth a line of its own.
+    # A module or class that is gone stands for everything in it.
     first = [name for name in gone if not any(name.startswith(f"{other}.") for other in gone)]
     return sorted(first), differing(known, found)
 

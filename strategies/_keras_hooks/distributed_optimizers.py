@@ -30,7 +30,7 @@ import tensorflow as tf
 
 from strategies._keras_hooks import applied_gradients, joint_gradients
 from strategies._keras_hooks.addresses import BaseOptimizer, TFOptimizer
-from strategies._keras_hooks.keras_versions import MULTI_OPTIMIZERS, decays
+from strategies._keras_hooks.keras_versions import MULTI_OPTIMIZERS, decay_rule
 from strategies._keras_hooks.loops import check_runs
 from strategies._keras_hooks.norms import clipped
 from strategies._keras_hooks.optimizer_updates import Apply, OptimizerUpdate, choose
@@ -212,7 +212,7 @@ class DistributedOptimizer(WholeSlots):
             weight = variable if position is None else self._trainable_variables[position]
         if is_plain(weight):
             return super()._use_weight_decay(variable)
-        use, name = decays(self, super()._use_weight_decay), variable_name(weight)
+        use, name = decay_rule(self, super()._use_weight_decay), variable_name(weight)
         return all(use(_Asked(key, name)) for key in keys_of(weight))
 
     def _backend_update_step(self, grads: Any, trainable_variables: Any, learning_rate: Any) -> None:

@@ -64,7 +64,7 @@ def _epoch_iterator(
 def _is_drawn_ahead(dataset: Any) -> bool:
     """Returns True if batches are drawn before their steps: those of unknown length, and from Keras 3.16 on all.
 
-    Such a Keras draws them before the step itself. But it would trace the step for the size of the first batch.
+    Keras 3.16 draws each batch before its step, too, but traces the step for the size of the first batch.
     """
     if not isinstance(dataset, tf.data.Dataset):
         return False

@@ -33,7 +33,7 @@ GLOBAL_SEED_GENERATOR: str = getattr(seed_generator, "GLOBAL_SEED_GENERATOR", "g
 DRAWS_IN_STEP: bool = Trainer.__name__ == "Trainer"
 
 
-def decays(optimizer: keras.Optimizer, use: Callable[[Any], bool]) -> Callable[[Any], bool]:
+def decay_rule(optimizer: keras.Optimizer, use: Callable[[Any], bool]) -> Callable[[Any], bool]:
     """Returns a function that decides by its key and name if a weight decays that is not among the optimizer's own.
 
     From Keras 3.16 on, `_use_weight_decay` looks its own weights up, and `_is_excluded_from_weight_decay` decides.

@@ -117,7 +117,7 @@ def as_trainer_call(
 
 def _counts_the_end(model: keras.Model) -> bool:
     """Returns True if Keras, on one device, begins a step before it finds that no batch is left: see `counting`."""
-    # What XLA compiles begins when all of its inputs are there.
+    # A step that XLA compiles begins when all of its inputs are there.
     return DRAWS_IN_STEP and model.steps_per_execution == 1 and not model.run_eagerly and not model.jit_compile
 
 

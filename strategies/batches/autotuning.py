@@ -26,7 +26,7 @@ from strategies.topology.cores import usable_cores
 # TensorFlow's `GetAutotuneDefaultParallelism`.
 _MOST_AT_THE_START = 16
 
-# What the functions of these modules do for a batch is little: they select rows.
+# The functions of these modules select rows, which is little work.
 _SELECT_ROWS = ("strategies.", "keras.src.trainers.")
 
 _MAPS = ("MapDataset",)

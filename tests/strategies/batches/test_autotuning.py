@@ -32,7 +32,7 @@ def read(x: Any) -> tf.data.Dataset:
     return tf.data.Dataset.range(x)
 
 
-#: What a program does to a range; if it is autotuned on 16 cores, and on 17.
+#: Programs that transform a range; True if they are autotuned on 16 cores, and on 17.
 PROGRAMS: dict[str, tuple[Callable[[tf.data.Dataset], tf.data.Dataset], bool, bool]] = {
     "batches": (lambda data: data.shuffle(7).batch(2).prefetch(AUTOTUNE), False, False),
     "map": (lambda data: data.map(one_more).batch(2), True, True),
