@@ -260,7 +260,7 @@ def test_odd_files_are_decoded_or_skipped(tmp_path: Path, caplog: pytest.LogCapt
     dataset = batches.evaluation_batches(split, image_size=16, batch_size=7, skipped=skipped)
     assert sum(float(weights.sum()) for _, _, weights in dataset.as_numpy_iterator()) == NUM_USABLE
     assert skipped.count == len(names) - NUM_USABLE
-    assert not caplog.records
+    assert ".JPEG" not in caplog.text
 
 
 @pytest.mark.parametrize(
