@@ -30,7 +30,7 @@ HAS_GPU := $(wildcard /dev/nvidia[0-9]*) $(shell command -v nvidia-smi 2> /dev/n
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup mnist imagenet gpt recommender test test-versions test-oldest test-newest fit-oldest inventory-next gpu-smoke parity surface bench bench-data-parallel bench-all-reduce bench-overlap bench-tensor-parallel bench-pipeline bench-model-parallel bench-rank-memory bench-reading bench-sharded bench-experts bench-first-step lint ruff mypy format clean
+.PHONY: help setup mnist imagenet gpt recommender test test-versions test-oldest test-newest test-next fit-oldest inventory-next gpu-smoke parity surface bench bench-data-parallel bench-all-reduce bench-overlap bench-tensor-parallel bench-pipeline bench-model-parallel bench-rank-memory bench-reading bench-sharded bench-experts bench-first-step lint ruff mypy format clean
 
 help: ## show this list
 	@echo "Usage: make TARGET [ARGS=...] [VENV=$(VENV)] [PYTHON=$(PYTHON)]"
@@ -58,6 +58,13 @@ test-versions: test-oldest test-newest ## run a part of the tests with the oldes
 test-oldest test-newest: test-%:
 	$(MAKE) setup VENV=$(VENV)-$* CONSTRAINTS=tests/versions/$*.txt
 	$(VENV)-$*/bin/python -m pytest -n $(WORKERS) --dist loadscope @tests/versions/suite.txt $(ARGS)
+
+# Of a candidate of TensorFlow and of nightly builds of Keras and KerasHub, which pip would not install together.
+test-next: ## run that part with the newest candidate of TensorFlow and nightly builds of Keras and KerasHub
+	$(MAKE) $(VENV)-next/.ready-dev VENV=$(VENV)-next CONSTRAINTS=tests/versions/next.txt
+	$(VENV)-next/bin/python -m tests.versions.nightly
+	$(MAKE) setup VENV=$(VENV)-next CONSTRAINTS=tests/versions/next.txt
+	$(VENV)-next/bin/python -m pytest -n $(WORKERS) --dist loadscope @tests/versions/suite.txt @tests/versions/hub.txt $(ARGS)
 
 fit-oldest: ## train with the oldest TensorFlow and Keras, in one process and in two, without Horovod
 	$(MAKE) $(VENV)-oldest/.ready-run VENV=$(VENV)-oldest CONSTRAINTS=tests/versions/oldest.txt
@@ -129,7 +136,7 @@ setup: $(READY_HOROVOD) ## install everything, train and test nothing
 
 clean: ## remove the virtual environments and the caches of the tools; finished Horovod wheels stay
 	@# VENV may be any path: only what is a virtual environment goes.
-	for venv in $(VENV) $(VENV)-oldest $(VENV)-newest; do test ! -f $$venv/pyvenv.cfg || rm -rf $$venv; done
+	for venv in $(VENV) $(VENV)-oldest $(VENV)-newest $(VENV)-next; do test ! -f $$venv/pyvenv.cfg || rm -rf $$venv; done
 	rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache
 	find strategies keras_ext examples benchmarks tests -name __pycache__ -type d -prune -exec rm -rf {} +
 

@@ -4,7 +4,6 @@ The build was tried on a machine without a GPU, and its result has never run on 
 library only.
 """
 
-import importlib.util
 import re
 import shutil
 import subprocess
@@ -12,6 +11,8 @@ import sysconfig
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+from strategies.cuda_version import tensorflow_cuda_version
 
 #: The variable, from Horovod's documentation, that means the same as `--gpu`; NCCL is the only value that we can build.
 OPERATIONS = {"HOROVOD_GPU_OPERATIONS": "NCCL"}
@@ -123,17 +124,6 @@ def find_gpu_build(environ: Mapping[str, str]) -> tuple[GpuBuild | None, list[st
         return None, missing
     header, library, run_path = nccl
     return GpuBuild(home, version, header, library, _nccl_version(header), run_path), []
-
-
-def tensorflow_cuda_version() -> str | None:
-    """Returns the CUDA version of the installed TensorFlow, as in "12.5.1"; None without TensorFlow or CUDA."""
-    spec = importlib.util.find_spec("tensorflow")
-    if spec is None or spec.origin is None:
-        return None
-    # Read, not imported: TensorFlow takes seconds to start.
-    file = Path(spec.origin).parent / "python" / "platform" / "build_info.py"
-    match = re.search(r"'cuda_version', '([\d.]+)'", file.read_text()) if file.exists() else None
-    return match and match[1]
 
 
 def _cuda_home(environ: Mapping[str, str]) -> Path | None:

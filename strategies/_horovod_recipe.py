@@ -45,6 +45,10 @@ _BACKEND_FLAGS = {
     "mpi": {"HOROVOD_WITH_MPI": "1", "HOROVOD_WITH_GLOO": "1"},
 }
 
+#: Headers that Horovod and Gloo use without including them, which the standard library of GCC up to 12 includes anyway.
+#: Not part of `recipe_id`: what is built does not depend on them.
+_FORCED_INCLUDES = "-include cstdint -include stdexcept -include string"
+
 
 class InstallError(Exception):
     """Horovod cannot be built or installed here; the message has the reason and the fix."""
@@ -63,9 +67,18 @@ def local_version(tensorflow_version: str, backend: str, gpu: GpuBuild | None = 
 
     Example: ``tf2.21.0.gloo.r1f2e3d4c``, or ``tf2.21.0.gloo.cuda12.5.nccl2.27.r5b6a7988``.
     """
-    tensorflow = re.sub(r"[^a-z0-9]+", ".", tensorflow_version.lower())
-    parts = [f"tf{tensorflow}", backend, *([gpu.name] if gpu else []), f"r{recipe_id(backend, gpu)}"]
+    parts = [_tensorflow_part(tensorflow_version), backend, *([gpu.name] if gpu else []), f"r{recipe_id(backend, gpu)}"]
     return ".".join(parts)
+
+
+def is_built_for(version: str, tensorflow_version: str) -> bool:
+    """Returns True unless the version of an installed Horovod names another TensorFlow than the given one."""
+    _, _, local = version.partition("+")
+    return not local.startswith("tf") or local.startswith(f"{_tensorflow_part(tensorflow_version)}.")
+
+
+def _tensorflow_part(version: str) -> str:
+    return f"tf{re.sub(r'[^a-z0-9]+', '.', version.lower())}"
 
 
 def cache_key(tensorflow_version: str, backend: str, gpu: GpuBuild | None = None) -> str:
@@ -197,6 +210,7 @@ def build_environment(
     }
     version = {"HOROVOD_LOCAL_VERSION": local_version(tensorflow, backend, gpu)}
     flags = _BUILD_FLAGS | _BACKEND_FLAGS[backend] | version
+    flags["CXXFLAGS"] = f"{clean.get('CXXFLAGS', '')} {_FORCED_INCLUDES}".strip()
     num_jobs = len(os.sched_getaffinity(0))
     return clean | flags | {"CXX": tools["g++"], "HOROVOD_CMAKE": tools["cmake"], "MAKEFLAGS": f"-j{num_jobs}"}
 

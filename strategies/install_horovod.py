@@ -40,6 +40,7 @@ from strategies._horovod_recipe import (
 from strategies.atomic_file import atomic_file
 
 _LOG_LINES_SHOWN = 30
+_ERRORS_SHOWN = 5
 
 
 def build_wheel(folder: Path, environment: Mapping[str, str], log: Path, gpu: GpuBuild | None = None) -> Path:
@@ -168,7 +169,10 @@ def _run(command: Sequence[str], environment: Mapping[str, str], log: Path) -> i
 
 
 def _tail(log: Path) -> str:
-    return "\n".join(log.read_text(errors="replace").splitlines()[-_LOG_LINES_SHOWN:])
+    """Returns the last lines of a log, and below them the first errors of the compiler, which may be far above them."""
+    lines = log.read_text(errors="replace").splitlines()
+    errors = [line.strip() for line in lines[:-_LOG_LINES_SHOWN] if re.search(r":\d+: (fatal )?error: ", line)]
+    return "\n".join([*lines[-_LOG_LINES_SHOWN:], *errors[:_ERRORS_SHOWN]])
 
 
 def main(argv: Sequence[str] | None = None) -> None:

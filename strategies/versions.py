@@ -10,8 +10,8 @@ from collections.abc import Mapping
 
 #: For each library the first version and the one after the last: the ranges that `pyproject.toml` requires.
 TESTED: Mapping[str, tuple[str, str]] = {
-    "tensorflow": ("2.19", "2.22"),
-    "keras": ("3.12", "3.16"),
+    "tensorflow": ("2.19", "2.23"),
+    "keras": ("3.12", "3.17"),
     "numpy": ("2.0", "2.5"),
 }
 

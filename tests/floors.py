@@ -77,11 +77,12 @@ ROOMS = (
         ("division", "text tables", "schedule"),
     ),
     Room("versions", 0, ("strategies.versions",)),
+    Room("cuda version", 0, ("strategies.cuda_version",)),
     Room(
         "setup",
         0,
         ("strategies.install_horovod", "strategies._horovod_recipe", "strategies._horovod_gpu"),
-        rooms=("files", "setup"),
+        rooms=("cuda version", "files", "setup"),
     ),
     Room("control plane", 0, ("strategies.control_plane",), rooms=("port users", "rank end", "control plane")),
     # The launcher also starts without numpy.
@@ -99,9 +100,14 @@ ROOMS = (
     Room(
         "devices",
         1,
-        ("strategies.topology.devices", "strategies.topology.gpus", "strategies.topology.threads"),
+        (
+            "strategies.topology.devices",
+            "strategies.topology.gpus",
+            "strategies.topology.threads",
+            "strategies.topology.xla_support",
+        ),
         ("tensorflow",),
-        ("cores", "topology", "devices"),
+        ("cores", "cuda version", "topology", "devices"),
     ),
     Room("topology", 0, ("strategies.topology",), ("numpy",), ("topology",)),
     Room("internals", 1, ("strategies._tf_internals",), ("tensorflow",)),
@@ -272,7 +278,7 @@ ROOMS = (
         5,
         ("strategies.doctor", "strategies.doctoring"),
         ("numpy", "tensorflow", "keras"),
-        ("control plane", "topology", "devices", "cores", "setup", "versions", "front door", "doctor"),
+        ("control plane", "topology", "devices", "cores", "setup", "cuda version", "versions", "front door", "doctor"),
     ),
     # The description needs no Keras; the callback that triggers faults does.
     Room(

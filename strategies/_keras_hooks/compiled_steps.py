@@ -43,15 +43,21 @@ _logged: weakref.WeakKeyDictionary[keras.Model, set[str]] = weakref.WeakKeyDicti
 def note_request(model: keras.Model, jit_compile: bool | str) -> None:
     """Records the ``jit_compile`` given to ``compile``: unless it was "auto", running uncompiled causes a warning."""
     _logged.pop(model, None)
+    engine = engine_of(model.distribute_strategy)
+    unsupported = engine.reason_against_xla if engine is not None and jit_compile else None
     if jit_compile == "auto":
         _chosen.add(model)
+        if unsupported is not None:
+            _log_reason(model, unsupported)
     else:
         _chosen.discard(model)
+        if unsupported is not None:
+            _logger.warning("jit_compile: model %r may end the process, as %s.", model.name, unsupported)
 
 
 def choose(model: keras.Model, engine: Engine) -> bool:
-    """Returns the choice for ``jit_compile="auto"``: on GPUs, unless a layer does not support XLA."""
-    return engine.computes_on_gpus and model_supports_jit(model)
+    """Returns the choice for ``jit_compile="auto"``: on GPUs, unless a layer or a GPU does not support XLA."""
+    return engine.computes_on_gpus and model_supports_jit(model) and engine.reason_against_xla is None
 
 
 def choose_if_never_compiled(model: keras.Model, engine: Engine) -> None:

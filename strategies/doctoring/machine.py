@@ -7,9 +7,11 @@ import socket
 
 import tensorflow as tf
 
+from strategies.cuda_version import tensorflow_cuda_version
 from strategies.doctoring.report import Report
 from strategies.topology.cluster import Cluster
 from strategies.topology.cores import THREAD_VARIABLES
+from strategies.topology.xla_support import reason_against_xla
 
 #: The command that starts the doctor on two ranks.
 LAUNCH = "python -m strategies.launch --nproc-per-node 2 -m strategies.doctor"
@@ -30,9 +32,12 @@ def check_machine(cluster: Cluster, report: Report) -> None:
         {
             "physical": devices,
             "GPUs": [gpu.get("device_name", "GPU") for gpu in gpus],
-            "CUDA in TensorFlow": tf.sysconfig.get_build_info().get("cuda_version", False),
+            "CUDA in TensorFlow": tensorflow_cuda_version() or False,
         },
     )
+    unsupported = reason_against_xla()
+    if unsupported is not None:
+        report.hint(f"{unsupported}. Models run without XLA, unless `jit_compile=True`, which ends the process.")
     pinned = len(cores) < (os.cpu_count() or 1)
     threads = {name: os.environ.get(name) for name in THREAD_VARIABLES}
     report.section("threads", {"cores": len(cores), "of": os.cpu_count(), "pinned": pinned, **threads})

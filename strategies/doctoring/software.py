@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import platform
-import re
 import subprocess
 import sys
 
@@ -13,7 +12,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from strategies._horovod_recipe import installed_version
+from strategies._horovod_recipe import installed_version, is_built_for
 from strategies.doctoring.report import Report
 from strategies.versions import TESTED, is_tested
 
@@ -48,10 +47,11 @@ def check_horovod(report: Report, timeout_seconds: float = 60.0) -> None:
         bits = json.loads(done.stdout.splitlines()[-1])
         built = [name for name, bit in zip(("Gloo", "MPI", "NCCL"), bits, strict=True) if bit]
     report.section("horovod", {"installed": version, "built with": built})
-    for_tensorflow = re.search(r"\+tf([0-9.]*[0-9])", version)
-    if for_tensorflow and for_tensorflow[1] != tf.__version__:
+    # The version of the package, as pip spells it: candidates have another one in `tf.__version__`.
+    tensorflow = installed_version("tensorflow") or installed_version("tensorflow-cpu") or tf.__version__
+    if not is_built_for(version, tensorflow):
         report.problem(
-            f"Horovod {version} was built for another TensorFlow than the installed {tf.__version__}. Build it for "
+            f"Horovod {version} was built for another TensorFlow than the installed {tensorflow}. Build it for "
             f"this one: {_INSTALL_HOROVOD}"
         )
     elif done.returncode:

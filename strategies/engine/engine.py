@@ -36,6 +36,7 @@ from strategies.steps.reductions import SUM, FusedReduction, Reductions
 from strategies.steps.step import Steps
 from strategies.steps.updates import Updates
 from strategies.steps.waiting import Waits
+from strategies.topology import xla_support
 from strategies.topology.devices import is_gpu
 from strategies.topology.sharding import ShardingGroups
 
@@ -158,6 +159,11 @@ class Engine:
     def computes_on_gpus(self) -> bool:
         """True if all local devices are GPUs: then batches are copied to them during earlier steps."""
         return all(is_gpu(device) for device in self.layout.devices)
+
+    @property
+    def reason_against_xla(self) -> str | None:
+        """Why XLA cannot compile for this process' GPUs, as a clause; None if it can, or if there are none."""
+        return xla_support.reason_against_xla() if self.computes_on_gpus else None
 
     # ---- updates
 

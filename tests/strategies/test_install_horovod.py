@@ -145,6 +145,11 @@ class TestEnvironment:
         assert "jobserver" not in environment["MAKEFLAGS"]
         assert "HOROVOD_WITH_PYTORCH" not in environment
 
+    def test_headers_that_gcc_13_no_longer_includes_are_added_to_the_callers_flags(self) -> None:
+        environment = recipe.build_environment("gloo", "2.21.0", TOOLS, {"CXXFLAGS": "-O2"})
+        assert environment["CXXFLAGS"].startswith("-O2 -include ")
+        assert "-include stdexcept" in environment["CXXFLAGS"]
+
 
 class TestCache:
     def test_a_finished_wheel_is_used_again(self, tmp_path: Path) -> None:
@@ -165,6 +170,13 @@ class TestCache:
         with pytest.raises(recipe.InstallError, match=r"(?s)no pip here.*pip download failed.*failed-build\.log"):
             install_horovod.cached_wheel(kept, os.environ, force=False)
         assert [path.name for path in kept.iterdir()] == ["failed-build.log"]
+
+    def test_the_first_errors_of_the_compiler_are_shown_below_the_last_lines(self, tmp_path: Path) -> None:
+        log = tmp_path / "log"
+        log.write_text("\n".join(["a.h:3:18: error: no logic_error", *(f"line {i}" for i in range(40))]))
+        shown = install_horovod._tail(log).splitlines()
+        assert shown[-2:] == ["line 39", "a.h:3:18: error: no logic_error"]
+        assert len(shown) == 31
 
     def test_a_successful_build_leaves_the_wheel_alone(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         def build(folder: Path, environment: object, log: Path, gpu: object) -> Path:

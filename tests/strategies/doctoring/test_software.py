@@ -5,6 +5,7 @@ from importlib.metadata import version
 
 import pytest
 
+from strategies._horovod_recipe import local_version
 from strategies.doctoring import software
 from strategies.doctoring.report import Report
 from strategies.doctoring.software import check_horovod, check_versions
@@ -12,13 +13,24 @@ from strategies.versions import TESTED
 
 
 def test_a_horovod_of_another_tensorflow_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(software, "installed_version", lambda name: "0.28.1+tf2.20.0.gloo.r01234567")
+    versions = {"horovod": "0.28.1+tf2.22.0.gloo.r01234567", "tensorflow": "2.22.0rc1"}
+    monkeypatch.setattr(software, "installed_version", versions.get)
     monkeypatch.setattr(sys, "executable", "/bin/false")
     report = Report(as_json=True)
     check_horovod(report)
     [problem] = report.found["problems"]
     assert "was built for another TensorFlow" in problem
     assert problem.endswith("python -m strategies.install_horovod")
+
+
+@pytest.mark.parametrize("tensorflow", ["2.22.0", "2.22.0rc1", "2.21.0+nv25.3"])
+def test_a_horovod_of_this_tensorflow_is_none(tensorflow: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    versions = {"horovod": f"0.28.1+{local_version(tensorflow, 'gloo')}", "tensorflow": tensorflow}
+    monkeypatch.setattr(software, "installed_version", versions.get)
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    report = Report(as_json=True)
+    check_horovod(report)
+    assert "does not work here" in report.found["problems"][0]
 
 
 def test_a_horovod_that_cannot_be_imported_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
