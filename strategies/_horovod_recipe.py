@@ -45,8 +45,11 @@ _BACKEND_FLAGS = {
     "mpi": {"HOROVOD_WITH_MPI": "1", "HOROVOD_WITH_GLOO": "1"},
 }
 
+#: A function of a template that nothing calls, with an assignment to a constant: GCC 14 refuses it all the same.
+_UNCALLED_FILE = "third_party/flatbuffers/include/flatbuffers/stl_emulation.h"
+_UNCALLED_LINE = "    count_ = other.count_;\n"
 #: Headers that Horovod and Gloo use without including them, which the standard library of GCC up to 12 includes anyway.
-#: Not part of `recipe_id`: what is built does not depend on them.
+#: Not part of `recipe_id`, like the line above: what is built does not depend on them.
 _FORCED_INCLUDES = "-include cstdint -include stdexcept -include string"
 
 
@@ -120,6 +123,8 @@ def patch_tree(tree: Path, gpu: GpuBuild | None) -> None:
     """
     cmake_file = tree / CMAKE_FILE
     cmake = patch_cmake(cmake_file.read_text())
+    template = tree / _UNCALLED_FILE
+    template.write_text(template.read_text().replace(_UNCALLED_LINE, ""))
     if gpu is not None:
         cmake = gpu.patched_cmake(cmake)
         stream = patched_stream((tree / STREAM_FILE).read_text())

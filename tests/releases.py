@@ -13,12 +13,17 @@ from strategies.versions import is_at_least
 SINCE = {
     "MultiOptimizer": "3.15",
     "ScheduleFreeAdamW": "3.14",
+    "SparseCategoricalFocalCrossentropy": "3.16",
     **dict.fromkeys((f"Adaptive{kind}Pooling{n}D" for kind in ("Average", "Max") for n in (1, 2, 3)), "3.13"),
     "ContrastLimitedAdaptiveHistogramEqualization": "3.14",
     "renorm": "3.14",
     "sliding_window": "3.15",
     "use_gate": "3.14",
 }
+
+#: Tests of models with several outputs, each with a loss. The nightly builds of Keras 3.16 print wrong losses of single outputs
+#: where the last batch is smaller: docs/upstream.md. Strict: these tests fail when Keras has mended it.
+WRONG_IN_KERAS_316 = ("dict of inputs and outputs", "several outputs, add_loss", "scalar", "per row")
 
 
 def is_there(part: str) -> bool:
@@ -27,8 +32,19 @@ def is_there(part: str) -> bool:
 
 
 def marks_of(*parts: str) -> list[pytest.MarkDecorator]:
-    """Returns marks for a test that uses these parts: for each one in `SINCE`, a skip where it does not exist."""
-    return [needs_keras(SINCE[part], part) for part in parts if part in SINCE]
+    """Returns marks for a test that uses these parts: a skip where one does not exist, a defect where one is wrong."""
+    skips = [needs_keras(SINCE[part], part) for part in parts if part in SINCE]
+    return [*skips, *(wrong_losses_of_outputs() for part in parts if part in WRONG_IN_KERAS_316)]
+
+
+def wrong_losses_of_outputs() -> pytest.MarkDecorator:
+    """Returns the mark of a test in which plain Keras 3.16 is wrong (`WRONG_IN_KERAS_316`)."""
+    return pytest.mark.xfail(
+        has_keras("3.16"),
+        reason="Keras 3.16 weights losses of single outputs wrongly",
+        raises=AssertionError,
+        strict=True,
+    )
 
 
 def known(**arguments: Any) -> dict[str, Any]:

@@ -11,8 +11,10 @@ release of Keras that this package was not tested with, it also names the functi
 from __future__ import annotations
 
 import importlib
+import inspect
+import sys
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -110,17 +112,49 @@ serialization_lib = _at("keras.src.saving.serialization_lib")
 
 #: None before Keras 3.15.
 MultiOptimizer = found_at(located("keras.src.optimizers.multi_optimizer.MultiOptimizer"))
+#: None before Keras 3.16. A package that has the functions of `tf_core` as well; Keras calls them here or there.
+tf_ops = found_at("keras.src.backend.tensorflow.ops")
 
 
 def changes() -> tuple[list[str], list[str]]:
-    """Returns the addresses at which nothing is, and one line for each function whose signature has changed."""
+    """Returns the addresses at which nothing is, and one line for each signature or further place that is new."""
     known = {**functions("wrapped"), **functions("overridden")}
     objects = {name: found_at(name) for name in known}
     found = {name: signature(value) for name, value in objects.items() if value is not None}
     gone = {*_missing, *(name for name, value in objects.items() if value is None)}
     # A module or class that is gone stands for everything in it.
     first = [name for name in gone if not any(name.startswith(f"{other}.") for other in gone)]
-    return sorted(first), differing(known, found)
+    wrapped = {name: objects[name] for name in functions("wrapped")}
+    return sorted(first), [*differing(known, found), *unwrapped(wrapped)]
+
+
+def unwrapped(functions: Mapping[str, Any]) -> list[str]:
+    """Returns one line for each further place in Keras that has one of the functions, and that is not known.
+
+    A call of the function there passes by what is wrapped around it.
+
+    Args:
+        functions: functions that are wrapped, by their addresses.
+    """
+    originals = {id(each): name for name, value in functions.items() for each in _chain(value)}
+    known = {*functions, *(located(name) for name in _NAMES["unwrapped"])}
+    found = []
+    for name, module in list(sys.modules.items()):
+        if name.startswith("keras.src.") and module is not None:
+            places = {f"{name}.{attribute}": originals.get(id(value)) for attribute, value in vars(module).items()}
+            found += [
+                f"{place} is {function} as well, and calls there would not be noticed"
+                for place, function in places.items()
+                if function and place not in known
+            ]
+    return sorted(found)
+
+
+def _chain(value: Any) -> Iterator[Any]:
+    """Yields a function and those around which it is wrapped; nothing for values that several names may share."""
+    while inspect.isfunction(value):
+        yield value
+        value = getattr(value, "__wrapped__", None)
 
 
 def _check() -> None:

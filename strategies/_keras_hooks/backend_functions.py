@@ -18,7 +18,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from strategies._keras_hooks.addresses import in_stateless_scope, tf_core, tf_numpy
+from strategies._keras_hooks.addresses import in_stateless_scope, tf_numpy
+from strategies._keras_hooks.keras_versions import REMAT_MODULE, SHAPE_MODULES
 from strategies._keras_hooks.wrapping import wrap
 from strategies.batches import shares
 from strategies.batches.row_counts import RowCount
@@ -29,10 +30,11 @@ from strategies.steps.central import CentralVariable
 
 def install() -> None:
     """Wraps the reading of shapes and sizes, ``take`` and ``remat``."""
-    wrap(tf_core, "shape", _shape)
+    for module in SHAPE_MODULES:
+        wrap(module, "shape", _shape)
     wrap(tf, "size", _size)
     wrap(tf_numpy, "take", _take)
-    wrap(tf_core, "remat", _remat)
+    wrap(REMAT_MODULE, "remat", _remat)
 
 
 def _shape(original: Callable[[Any], Any], x: Any) -> Any:

@@ -12,7 +12,16 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from strategies._keras_hooks.addresses import DotNotTrackScope, MultiOptimizer, Trainer, seed_generator
+from strategies._keras_hooks.addresses import (
+    DotNotTrackScope,
+    MultiOptimizer,
+    Trainer,
+    keras_loss,
+    keras_losses,
+    seed_generator,
+    tf_core,
+    tf_ops,
+)
 
 #: Empty before Keras 3.15.
 MULTI_OPTIMIZERS: tuple[type[keras.Optimizer], ...] = () if MultiOptimizer is None else (MultiOptimizer,)
@@ -27,6 +36,17 @@ ORBAX_CHECKPOINTS: tuple[type[keras.callbacks.Callback], ...] = (
 
 #: The name of the random generator in Keras' global state. Keras 3.12 has no constant for it.
 GLOBAL_SEED_GENERATOR: str = getattr(seed_generator, "GLOBAL_SEED_GENERATOR", "global_seed_generator")
+
+#: Modules by which Keras calls `shape`: from Keras 3.16 on, also the package of all operations.
+SHAPE_MODULES: tuple[Any, ...] = (tf_core,) if tf_ops is None else (tf_core, tf_ops)
+
+#: The module by which Keras calls `remat`.
+REMAT_MODULE: Any = tf_core if tf_ops is None else tf_ops
+
+#: Modules in which losses are reduced. From Keras 3.16 on, one in the module of Keras' own losses is reduced there.
+LOSS_MODULES: tuple[Any, ...] = tuple(
+    module for module in (keras_loss, keras_losses) if hasattr(module, "reduce_weighted_values")
+)
 
 #: True if Keras draws a batch in the graph of a step, so that a step begins before it finds that no batch is left. From
 #: Keras 3.16 on, where `Trainer` is called `BaseTrainer`, it draws before the step.

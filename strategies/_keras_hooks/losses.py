@@ -25,6 +25,7 @@ import tensorflow as tf
 
 from strategies._keras_hooks import gathered_functions
 from strategies._keras_hooks.addresses import Trainer, keras_loss, keras_losses
+from strategies._keras_hooks.keras_versions import LOSS_MODULES
 from strategies._keras_hooks.wrapping import Rest, wrap
 from strategies.batches import shares
 from strategies.batches.row_kinds import Kind
@@ -38,7 +39,8 @@ def install() -> None:
     """Wraps Keras' reduction and scaling of losses."""
     wrap(keras_loss, "scale_loss_for_distribution", _scale)
     wrap(keras_loss, "unscale_loss_for_distribution", _unscale)
-    wrap(keras_loss, "reduce_weighted_values", _reduce)
+    for module in LOSS_MODULES:
+        wrap(module, "reduce_weighted_values", _reduce)
     wrap(keras_losses, "convert_binary_labels_to_hinge", _as_signs)
 
 

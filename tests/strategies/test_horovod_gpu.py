@@ -10,6 +10,7 @@ import pytest
 from strategies import _horovod_gpu as gpu
 from strategies import _horovod_recipe as recipe
 from strategies import install_horovod
+from strategies.cuda_version import tensorflow_cuda_version
 
 PRISTINE = """\
 #include <cuda_runtime.h>
@@ -160,17 +161,20 @@ class TestBuilding:
         assert gpu.patched_stream("") is None
 
     def test_patches_of_a_tree(self, tmp_path: Path) -> None:
+        template = touch(tmp_path / recipe._UNCALLED_FILE, "    data_ = other.data_;\n    count_ = other.count_;\n")
         cmake = touch(tmp_path / recipe.CMAKE_FILE, 'list(APPEND TF_SOURCES "a/xla_mpi_ops.cc")\nadd_library(t)\n')
         stream = touch(tmp_path / gpu.STREAM_FILE, PRISTINE)
         recipe.patch_tree(tmp_path, BUILD)
         assert 'INSTALL_RPATH "\\$ORIGIN/nccl"' in cmake.read_text()
         assert "xla_mpi_ops" not in cmake.read_text()
         assert stream.read_text() == gpu.patched_stream(PRISTINE)
+        assert template.read_text() == "    data_ = other.data_;\n"
         cmake.write_text('list(APPEND TF_SOURCES "a/xla_mpi_ops.cc")\n')
         with pytest.raises(recipe.InstallError, match=r"mpi_ops\.cc is not that of Horovod"):
             recipe.patch_tree(tmp_path, BUILD)
 
     def test_a_build_for_cpus_leaves_the_stream_alone(self, tmp_path: Path) -> None:
+        touch(tmp_path / recipe._UNCALLED_FILE, "")
         cmake = touch(tmp_path / recipe.CMAKE_FILE, 'list(APPEND TF_SOURCES "a/xla_mpi_ops.cc")\nadd_library(t)\n')
         recipe.patch_tree(tmp_path, None)
         assert cmake.read_text() == "add_library(t)\n"

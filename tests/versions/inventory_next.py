@@ -21,7 +21,7 @@ try:
 except RuntimeError as error:
     raise SystemExit(f"{error}")
 gone, changed = addresses.changes()
-print(f"Keras {keras.__version__}: {len(gone)} addresses are gone, {len(changed)} signatures have changed.")
+print(f"Keras {keras.__version__}: {len(gone)} addresses are gone, {len(changed)} signatures or places have changed.")
 print(*(f"  {address} does not exist" for address in gone), *(f"  {line}" for line in changed), sep="\\n", end="")
 raise SystemExit(bool(gone or changed))
 """

@@ -10,6 +10,7 @@ import keras
 import pytest
 
 import keras_ext
+from strategies._keras_hooks.addresses import Trainer
 from tests.keras_ext.tensor.harness import mesh_strategy
 from tests.releases import marks_of
 from tests.strategies.parity.cases import ALL, SECTIONS
@@ -146,7 +147,7 @@ def _remembering_compile(monkeypatch: pytest.MonkeyPatch) -> None:
         self._compiled_with = {"optimizer": optimizer, "loss": loss, **kwargs}
         compile_(self, optimizer, loss, **kwargs)
 
-    monkeypatch.setattr(keras.src.trainers.trainer.Trainer, "compile", remember)
+    monkeypatch.setattr(Trainer, "compile", remember)
 
 
 @pytest.mark.parametrize("axes", MESHES.values(), ids=MESHES)

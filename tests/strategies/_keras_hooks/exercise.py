@@ -127,10 +127,11 @@ class OwnStep(keras.Model):
         # The lambda keeps Keras from tracking it: it is no variable of the model.
         self.seen = [lambda: count]
         self.head = keras.layers.Dense(1)
+        self.product = keras.layers.Dot(axes=1)
         self.steps = keras.metrics.Sum(name="steps")
 
     def call(self, x: Any) -> Any:
-        return self.head(x)
+        return self.head(x + self.product([x, x]))
 
     def train_step(self, data: Any) -> Any:
         x, y = data
@@ -145,6 +146,8 @@ class OwnStep(keras.Model):
         for write in ("assign", "assign_add", "assign_sub"):
             getattr(self.seen[0](), write)(1.0)
         loss = self.compute_loss(x, y, made) + 0.0 * tf.cast(tf.size(made), "float32")
+        if is_there("SparseCategoricalFocalCrossentropy"):
+            loss += keras.losses.SparseCategoricalFocalCrossentropy()(tf.zeros(tf.shape(y)[:1]), tf.nn.softmax(x))
         self.steps.update_state(drawn.categorical(ops.zeros((1, 2)), 1, seed=1)[0, 0])
         gradients = tf.gradients(loss, [v.value for v in self.trainable_variables])
         self.optimizer.apply(gradients, self.trainable_variables)

@@ -10,7 +10,7 @@ import keras
 import pytest
 
 from strategies import versions
-from strategies._keras_hooks import addresses, wrapping
+from strategies._keras_hooks import addresses, keras_versions, wrapping
 
 OLD = "keras.src.backend.tensorflow.trainer.TensorFlowTrainer.fit"
 NEW = "keras.src.backend.tensorflow.trainer.Trainer.fit"
@@ -36,6 +36,16 @@ def test_nothing_has_changed_in_the_installed_release() -> None:
     assert addresses.changes() == ([], [])
 
 
+def test_a_further_place_of_a_wrapped_function_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keras could call it there, past what is wrapped around it."""
+    monkeypatch.setattr(addresses.saving_lib, "made_up", addresses.tf_random.categorical, raising=False)
+    gone, [line] = addresses.changes()
+    assert not gone
+    assert line.startswith(
+        f"{addresses.saving_lib.__name__}.made_up is keras.src.losses.loss.reduce_weighted_values as"
+    )
+
+
 def test_what_moved_and_changed_in_an_unknown_release_is_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """A Keras in which a module and four functions are elsewhere, and a method has another parameter."""
     monkeypatch.setattr(versions, "TESTED", {**versions.TESTED, "keras": ("3.0", "3.1")})
@@ -44,7 +54,7 @@ def test_what_moved_and_changed_in_an_unknown_release_is_one_error(monkeypatch: 
     monkeypatch.delattr(sys.modules[module.rpartition(".")[0]], module.rpartition(".")[2])
     gone = [
         (addresses.tf_random, "dropout"),
-        (addresses.tf_core, "remat"),
+        (keras_versions.REMAT_MODULE, "remat"),
         (addresses.saving_lib, "is_memory_sufficient"),
         (addresses.TensorFlowTrainer, "make_predict_function"),
     ]

@@ -16,6 +16,7 @@ import pytest
 
 import strategies
 from tests.gpu.xla import must_compile
+from tests.releases import marks_of
 from tests.strategies._keras_hooks.conftest import Traced
 from tests.strategies.parity.harness import TOLERANCE, Case, compare, execute, features, fit_arrays, labels, vectors
 from tests.would_be_gpus import would_be_gpus
@@ -94,7 +95,7 @@ RUNS = {
 }
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=marks_of(name)) for name in RUNS])
 def test_the_numbers_are_those_of_one_device(name: str, traced: Traced, said: Any) -> None:
     make, run, policy = RUNS[name]
     cases = {jit: Case(name, functools.partial(make, jit), run, dtype_policy=policy) for jit in (True, False)}

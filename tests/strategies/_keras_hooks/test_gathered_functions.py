@@ -13,6 +13,7 @@ from keras import ops
 
 import keras_ext
 import strategies
+from tests.releases import marks_of, wrong_losses_of_outputs
 from tests.strategies.parity.harness import TOLERANCE
 
 RANDOM = np.random.default_rng(0)
@@ -79,7 +80,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [pytest.param(case, marks=marks_of(case)) for case in CASES])
 def test_they_are_those_of_one_device(case: str, caplog: pytest.LogCaptureFixture) -> None:
     losses, metrics = CASES[case]
     # Keras weights the losses of several outputs by rows in eager execution, but not in graphs.
@@ -98,6 +99,7 @@ def test_they_are_those_of_one_device(case: str, caplog: pytest.LogCaptureFixtur
     assert not any("plain" in text or "mae" in text for text in said)
 
 
+@wrong_losses_of_outputs()
 @pytest.mark.parametrize(
     ("replicas", "number"), [(3, 3), *(pytest.param(*each, marks=pytest.mark.parity_all) for each in ((1, 3), (3, 1)))]
 )
