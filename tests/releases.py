@@ -21,8 +21,8 @@ SINCE = {
     "use_gate": "3.14",
 }
 
-#: Tests of models with several outputs, each with a loss. The nightly builds of Keras 3.16 print wrong losses of single outputs
-#: where the last batch is smaller: docs/upstream.md. Strict: these tests fail when Keras has mended it.
+#: Tests of models with several outputs, each with a loss. The nightly builds of Keras 3.16 print wrong losses of single
+#: outputs where the last batch is smaller: docs/upstream.md. Strict: these tests fail when Keras has mended it.
 WRONG_IN_KERAS_316 = ("dict of inputs and outputs", "several outputs, add_loss", "scalar", "per row")
 
 
@@ -41,7 +41,7 @@ def wrong_losses_of_outputs() -> pytest.MarkDecorator:
     """Returns the mark of a test in which plain Keras 3.16 is wrong (`WRONG_IN_KERAS_316`)."""
     return pytest.mark.xfail(
         has_keras("3.16"),
-        reason="Keras 3.16 weights losses of single outputs wrongly",
+        reason="losses of single outputs are wrong in Keras 3.16",
         raises=AssertionError,
         strict=True,
     )
