@@ -60,7 +60,7 @@ def check_horovod(report: Report, timeout_seconds: float = 60.0) -> None:
 
 
 def check_versions(report: Report) -> None:
-    """Reports the installed versions; a version that this release is not tested with is a problem."""
+    """Reports the installed versions; one that this release is not tested with, or two of Keras, are a problem."""
     names = ("keras-strategies", "tensorflow", "keras", "numpy")
     versions = {name: installed_version(name) or "not installed as a package" for name in names}
     versions |= {"tensorflow": tf.__version__, "keras": keras.__version__, "numpy": np.__version__}
@@ -71,5 +71,12 @@ def check_versions(report: Report) -> None:
                 f"{name} {versions[name]} is not one of the versions that this package is tested with. Install one: "
                 f"python -m pip install '{name}>={low},<{high}'"
             )
+    if installed_version("keras") and installed_version("keras-nightly"):
+        # TensorFlow 2.22.0rc0 requires keras-nightly.
+        report.problem(
+            "The packages keras and keras-nightly are both installed: they have the same files, of which each has "
+            "replaced some. Remove both, then install one: python -m pip uninstall --yes keras keras-nightly; "
+            "python -m pip install keras"
+        )
     if keras.config.backend() != "tensorflow":
         report.problem(f"Keras runs on {keras.config.backend()}, not on TensorFlow. Set KERAS_BACKEND=tensorflow")

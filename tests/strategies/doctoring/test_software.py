@@ -55,3 +55,12 @@ def test_other_releases_are_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     check_versions(report)
     assert f"tensorflow {version('tensorflow')}" in report.found["problems"][0]
     assert "pip install 'tensorflow>=2.2,<2.3'" in report.found["problems"][0]
+
+
+def test_keras_and_its_nightly_build_together_are_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    versions = {"keras": "3.15.1", "keras-nightly": "3.16.0.dev2026102704"}
+    monkeypatch.setattr(software, "installed_version", versions.get)
+    report = Report(as_json=True)
+    check_versions(report)
+    [problem] = report.found["problems"]
+    assert problem.startswith("The packages keras and keras-nightly are both installed")
