@@ -14,7 +14,14 @@ import tensorflow as tf
 from strategies.cuda_version import tensorflow_cuda_version
 
 #: The first CUDA, by the compute capability for which it compiles. Source: NVIDIA's release notes of PTX.
-_FIRST_CUDA = {(10, 0): (12, 8), (10, 1): (12, 8), (10, 3): (12, 9), (12, 0): (12, 8), (12, 1): (12, 9)}
+_FIRST_CUDA = {
+    (10, 0): (12, 8),
+    (10, 1): (12, 8),
+    (10, 3): (12, 9),
+    (11, 0): (13, 0),
+    (12, 0): (12, 8),
+    (12, 1): (12, 9),
+}
 _KNOWN_TO_ALL = (9, 0)
 
 
