@@ -9,7 +9,8 @@ it waits for; from that all processes find who is missing, has left or runs anot
 from strategies.control_plane.joining import join_job
 from strategies.control_plane.key_value_store import KeyValueStore
 from strategies.control_plane.listening import listen, port_problem
-from strategies.control_plane.member import DistributedError, Member, Position
+from strategies.control_plane.member import DistributedError, Member
+from strategies.control_plane.position import Position
 from strategies.control_plane.rank_info import JoinError, RankInfo
 from strategies.control_plane.waits import Wait
 

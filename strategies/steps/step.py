@@ -35,6 +35,7 @@ from strategies._tf_internals import (
     tf_convert,
 )
 from strategies.batches import inputs, shares
+from strategies.batches.divided_batch import divide
 from strategies.batches.row_marks import marking
 from strategies.batches.rows import add_dummy_rows, rows_of
 from strategies.replica.attributes import ReplicaAttributes
@@ -214,7 +215,7 @@ class Steps:
             rows = rows_of(args, layout.num_local)
         if rows is not None and rows.total is None:
             rows = rows.with_total(layout.process_group.sum([rows.local_total()])[0])
-        divided = shares.divide(
+        divided = divide(
             rows, layout.first_replica, layout.num_local, layout.num_replicas, combination, self._read_weight
         )
         return args, divided

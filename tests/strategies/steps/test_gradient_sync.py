@@ -9,10 +9,11 @@ import pytest
 import tensorflow as tf
 
 from strategies._tf_internals import PerReplica
+from strategies.batches.divided_batch import divide
 from strategies.batches.row_kinds import Kind
 from strategies.batches.row_marks import mark
 from strategies.batches.rows import Rows
-from strategies.batches.shares import Share, divide
+from strategies.batches.shares import Share
 from strategies.steps import device_reductions
 from strategies.steps.device_reductions import DeviceReductions
 from strategies.steps.gradient_sync import Accumulation, GradientSync

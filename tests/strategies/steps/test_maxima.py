@@ -12,8 +12,9 @@ import tensorflow as tf
 
 import strategies
 from strategies._tf_internals import Mirrored, PerReplica
+from strategies.batches.divided_batch import divide
 from strategies.batches.rows import Rows
-from strategies.batches.shares import Share, divide
+from strategies.batches.shares import Share
 from strategies.replica.overwritten import note_owner
 from strategies.steps.layout import DataParallelGroup, ReplicaLayout
 from strategies.steps.maxima import with_maxima

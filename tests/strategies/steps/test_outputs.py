@@ -8,11 +8,12 @@ import pytest
 import tensorflow as tf
 
 from strategies._tf_internals import PerReplica
+from strategies.batches.divided_batch import divide
 from strategies.batches.row_kinds import Kind
 from strategies.batches.row_marks import mark, mark_reduced
 from strategies.batches.row_warnings import DifferenceWarning
 from strategies.batches.rows import Rows
-from strategies.batches.shares import Combination, Share, divide
+from strategies.batches.shares import Combination, Share
 from strategies.steps.layout import DataParallelGroup, ReplicaLayout
 from strategies.steps.outputs import combined
 
