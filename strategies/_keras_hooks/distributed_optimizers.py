@@ -30,7 +30,7 @@ import tensorflow as tf
 
 from strategies._keras_hooks import applied_gradients, joint_gradients
 from strategies._keras_hooks.addresses import BaseOptimizer, TFOptimizer
-from strategies._keras_hooks.keras_versions import MULTI_OPTIMIZERS, decay_rule
+from strategies._keras_hooks.keras_versions import MULTI_OPTIMIZERS, decay_name, decay_rule
 from strategies._keras_hooks.loops import check_runs
 from strategies._keras_hooks.norms import clipped
 from strategies._keras_hooks.optimizer_updates import Apply, OptimizerUpdate, choose
@@ -212,7 +212,9 @@ class DistributedOptimizer(WholeSlots):
             weight = variable if position is None else self._trainable_variables[position]
         if is_plain(weight):
             return super()._use_weight_decay(variable)
-        use, name = decay_rule(self, super()._use_weight_decay), variable_name(weight)
+        use = decay_rule(self, super()._use_weight_decay)
+        whole = weight.variable if isinstance(weight, WeightSlice) else weight
+        name = decay_name(self, whole, variable_name(weight))
         return all(use(_Asked(key, name)) for key in keys_of(weight))
 
     def _backend_update_step(self, grads: Any, trainable_variables: Any, learning_rate: Any) -> None:
@@ -312,7 +314,7 @@ class _Asked:
 
     Args:
         key: the id.
-        name: the name of TensorFlow's variable, which contains the names of layers.
+        name: the name by which Keras decides (`keras_versions.decay_name`).
     """
 
     def __init__(self, key: str, name: str) -> None:

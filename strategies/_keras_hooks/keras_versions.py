@@ -62,8 +62,28 @@ def decay_rule(optimizer: keras.Optimizer, use: Callable[[Any], bool]) -> Callab
         optimizer: the optimizer.
         use: Keras' `_use_weight_decay` of the optimizer.
     """
-    is_excluded = getattr(optimizer, "_is_excluded_from_weight_decay", None)
+    is_excluded = _exclusion(optimizer)
     return use if is_excluded is None else lambda weight: not is_excluded(weight)
+
+
+def decay_name(optimizer: keras.Optimizer, weight: Any, variable_name: str) -> str:
+    """Returns the name by which Keras decides if a weight decays.
+
+    Up to Keras 3.15, it is the name of TensorFlow's variable, such as "dense/kernel:0". From Keras 3.16 on, an
+    optimizer decides when it is built, by the name of Keras' variable: "kernel".
+
+    Args:
+        optimizer: the optimizer.
+        weight: what the optimizer is built for: a variable of Keras, or of TensorFlow.
+        variable_name: the name of TensorFlow's variable.
+    """
+    if _exclusion(optimizer) is None or isinstance(weight, tf.Variable):
+        return variable_name
+    return variable_name.rpartition("/")[2].partition(":")[0]
+
+
+def _exclusion(optimizer: keras.Optimizer) -> Callable[[Any], bool] | None:
+    return getattr(optimizer, "_is_excluded_from_weight_decay", None)
 
 
 def sort_layers(model: keras.Model, key: Callable[[keras.layers.Layer], Any]) -> None:
