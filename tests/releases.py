@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import keras
@@ -12,10 +13,12 @@ from strategies.versions import is_at_least
 #: Optimizers, layers and their arguments in tests' models, and the first release that has them.
 SINCE = {
     "MultiOptimizer": "3.15",
+    "OrbaxCheckpoint": "3.13",
     "ScheduleFreeAdamW": "3.14",
     "SparseCategoricalFocalCrossentropy": "3.16",
     **dict.fromkeys((f"Adaptive{kind}Pooling{n}D" for kind in ("Average", "Max") for n in (1, 2, 3)), "3.13"),
     "ContrastLimitedAdaptiveHistogramEqualization": "3.14",
+    "export-litert": "3.13",
     "renorm": "3.14",
     "sliding_window": "3.15",
     "use_gate": "3.14",
@@ -45,6 +48,11 @@ def wrong_losses_of_outputs() -> pytest.MarkDecorator:
         raises=AssertionError,
         strict=True,
     )
+
+
+def ignore_warning_of_numpy() -> None:
+    """Ignores, inside `warnings.catch_warnings`, that variables of Keras 3.12 copy themselves against NumPy's wish."""
+    warnings.filterwarnings("ignore", "__array__ implementation doesn't accept a copy", DeprecationWarning)
 
 
 def known(**arguments: Any) -> dict[str, Any]:

@@ -14,6 +14,7 @@ import tensorflow as tf
 from keras import ops
 
 import strategies
+from tests.releases import ignore_warning_of_numpy
 from tests.strategies.parity.harness import features
 
 #: An odd number of rows: the last batch has one row, which goes to the first replica.
@@ -74,6 +75,7 @@ def assert_said(make: Callable[[], Any], *parts: str, **compiled: Any) -> None:
     """Asserts that there is one warning, at a line of this file."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
+        ignore_warning_of_numpy()
         trained(make, mirrored(), **compiled)
     said = {(str(each.message), each.filename, each.lineno) for each in caught}
     assert len(said) == 1, said

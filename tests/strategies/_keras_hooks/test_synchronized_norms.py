@@ -11,6 +11,7 @@ import numpy as np
 
 import keras_ext
 import strategies
+from tests.releases import ignore_warning_of_numpy
 
 L: Any = keras.layers
 
@@ -24,6 +25,7 @@ def warnings_of_training(model: Any) -> list[warnings.WarningMessage]:
     x = np.random.default_rng(0).normal(size=(8, 3)).astype("float32")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
+        ignore_warning_of_numpy()
         for _ in range(2):
             model.fit(x, x, batch_size=8, verbose=0)
     return list(caught)

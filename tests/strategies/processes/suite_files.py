@@ -12,9 +12,9 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from keras.src.callbacks import orbax_checkpoint
 
 import strategies
+from tests.releases import is_there, needs_keras
 from tests.strategies.processes.ranks import (
     all_ranks,
     dense,
@@ -116,7 +116,8 @@ class TestFiles:
         expected = dense(gradient_accumulation_steps=4)
         expected.fit(x, y, batch_size=6, verbose=0, shuffle=False)
         for one, other in zip(model.optimizer.variables, expected.optimizer.variables, strict=True):
-            np.testing.assert_allclose(np.asarray(one), np.asarray(other), rtol=1e-6, atol=1e-9)
+            # The sums of TensorFlow 2.19 differ by 1.2e-8.
+            np.testing.assert_allclose(np.asarray(one), np.asarray(other), rtol=1e-6, atol=1e-7)
 
     @pytest.mark.parametrize("name", ["model.keras", "model.h5", "model.weights.h5", "a folder", "exported"])
     def test_what_is_saved_is_read_at_once(self, name: str) -> None:
@@ -168,15 +169,20 @@ class TestFiles:
     def test_export(self, shared: Path) -> None:
         model = dense()
         model.export(shared / "exported", verbose=False)
-        model.export(shared / "model.tflite", format="litert", verbose=False)
+        if is_there("export-litert"):
+            model.export(shared / "model.tflite", format="litert", verbose=False)
         # TensorFlow's own function: each process has a folder.
         tf.saved_model.save(model, str(shared / f"saved by {rank()}"))
-        assert files_in(shared) == ["exported", "model.tflite", "saved by 0", "saved by 1"]
+        made = ["model.tflite"] * is_there("export-litert")
+        assert files_in(shared) == ["exported", *made, "saved by 0", "saved by 1"]
 
 
 class TestCallbacks:
+    @needs_keras("3.13", "OrbaxCheckpoint")
     def test_orbax(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Rank 0 alone saves, with the totals of all metrics. A mock replaces Orbax, which needs JAX."""
+        from keras.src.callbacks import orbax_checkpoint
+
         given: list[Any] = []
         saver = SimpleNamespace(save_checkpointables=lambda step, payload: given.append(payload["pytree"]), close=tuple)
         monkeypatch.setattr(orbax_checkpoint, "ocp", SimpleNamespace(Context=contextlib.nullcontext))

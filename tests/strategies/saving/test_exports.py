@@ -20,6 +20,7 @@ from tensorflow.python.framework.convert_to_constants import convert_variables_t
 
 import keras_ext
 import strategies
+from tests.releases import marks_of
 
 Way = Callable[[keras.Model, np.ndarray, pathlib.Path], Any]
 
@@ -257,7 +258,14 @@ FOR_EVERY_KIND = ("export", "keras")
 @pytest.mark.parametrize(
     ("kind", "way"),
     [
-        pytest.param(kind, way, marks=[] if kind in EVERY_WAY or way in FOR_EVERY_KIND else pytest.mark.parity_all)
+        pytest.param(
+            kind,
+            way,
+            marks=[
+                *marks_of(way),
+                *([] if kind in EVERY_WAY or way in FOR_EVERY_KIND else [pytest.mark.parity_all]),
+            ],
+        )
         for kind in ARGUMENTS
         for way in WAYS
     ],
