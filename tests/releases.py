@@ -16,6 +16,7 @@ SINCE = {
     "OrbaxCheckpoint": "3.13",
     "ScheduleFreeAdamW": "3.14",
     "SparseCategoricalFocalCrossentropy": "3.16",
+    "TernaryDense": "3.16",
     **dict.fromkeys((f"Adaptive{kind}Pooling{n}D" for kind in ("Average", "Max") for n in (1, 2, 3)), "3.13"),
     "ContrastLimitedAdaptiveHistogramEqualization": "3.14",
     "export-litert": "3.13",

@@ -31,9 +31,11 @@ class SplitProjection(AdaptedLayer, keras.layers.EinsumDense):
         )
         added = [i for i, letter in enumerate(kernel) if letter in inputs]
         made = [i for i in range(len(kernel)) if i not in added]
+        # Keras 3.16 reads it to enable LoRA.
+        self.kernel_shape = tuple(sizes[letter] for letter in kernel)
         self._kernel = self.add_split_weight(
             "kernel",
-            [sizes[letter] for letter in kernel],
+            self.kernel_shape,
             kernel.index(HEADS[0]),
             initializer=initializer_of_sums(self, added, made),
             regularizer=self.kernel_regularizer,

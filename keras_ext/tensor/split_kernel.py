@@ -58,9 +58,11 @@ class SplitKernel(AdaptedLayer):
 
     def _add_kernel(self, input_shape: Any, dim: int) -> None:
         self.place_shards()
+        # As in Keras 3.16, whose layers read it.
+        self.kernel_shape = self._kernel_shape(input_shape)
         self._kernel = self.add_split_weight(
             "kernel",
-            self._kernel_shape(input_shape),
+            self.kernel_shape,
             dim,
             initializer=self.kernel_initializer,
             regularizer=self.kernel_regularizer,

@@ -82,8 +82,10 @@ class LateErrorFile(io.RawIOBase):
 
     def close(self) -> None:
         """Closes the file; the system may report only now that a write failed."""
-        with self._kept():
-            self._file.close()
+        # Python closes it, too, if it could not be opened.
+        if "_file" in vars(self):
+            with self._kept():
+                self._file.close()
         super().close()
 
     @contextlib.contextmanager

@@ -15,6 +15,8 @@ import keras
 import numpy as np
 from keras import layers
 
+from tests.releases import is_there
+
 LENGTH, CHANNELS, SIDE, VOCABULARY = 4, 8, 6, 12
 
 
@@ -114,6 +116,9 @@ ROWS: Mapping[str, Row] = {
         without={"int8": "plain Keras computes something else in an int8 layer inside TimeDistributed, up to rounding"},
     ),
 }
+if is_there("TernaryDense"):
+    _TERNARY = Row(lambda **own: layers.TernaryDense(8, **own), (CHANNELS,))
+    ROWS = {**ROWS, "TernaryDense": _TERNARY}
 
 #: Layers with weights that have no row, each with the reason.
 LEFT_OUT: Mapping[str, str] = {

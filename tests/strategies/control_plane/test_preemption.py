@@ -104,7 +104,7 @@ sys.stdout.write(f"asked: {preemption.is_asked}\\n")
 
 def run(program: str, argument: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", program, argument],
+        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", program, argument],
         env={"PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
