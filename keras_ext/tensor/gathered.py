@@ -42,8 +42,21 @@ class GatheredWeights(SplitLayer):
         return cls.plain_class.from_config(config)
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
-        """Computes like the plain layer, with whole weights."""
-        return self._with_whole_weights().call(*args, **kwargs)
+        """Computes like the plain layer, with whole weights.
+
+        Raises:
+            AttributeError: the plain layer reads an attribute of a weight that only a variable has, such as ``value``.
+        """
+        try:
+            return self._with_whole_weights().call(*args, **kwargs)
+        except AttributeError as error:
+            if error.obj is None or not ops.is_tensor(error.obj) or not hasattr(keras.Variable, error.name or ""):
+                raise
+            raise AttributeError(
+                f"{self.plain_class.__name__} {self.name!r} reads {error.name!r} of a weight. While a layer with "
+                "sharded weights is called, they are gathered, and are tensors, not variables. Use the weight itself, "
+                f"as in keras.ops.matmul(x, self.kernel); or leave this layer whole: plan={{{self.name!r}: None}}."
+            ) from error
 
     def _with_whole_weights(self) -> Any:
         """Returns a layer of the plain class for one call, which shares all but gathered weights with this one.

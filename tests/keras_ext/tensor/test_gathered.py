@@ -121,3 +121,24 @@ def averaging(split: bool) -> Any:
 
 def test_a_layer_that_writes_its_state() -> None:
     assert_parity(averaging, sequences(), labels(), {"data": 2, "tensor": 2})
+
+
+class ReadsValue(keras.layers.Layer):
+    """Reads a weight's value, as Keras 3.16's TernaryDense does."""
+
+    def build(self, input_shape: Any) -> None:
+        self.kernel = self.add_weight(shape=(input_shape[-1], 4), name="kernel")
+
+    def call(self, inputs: Any) -> Any:
+        return keras.ops.matmul(inputs, self.kernel.value)
+
+
+def test_a_layer_that_reads_the_value_of_a_variable_is_refused_or_left_whole() -> None:
+    plain = keras.Sequential([keras.Input((4,)), ReadsValue(name="reads")])
+    x = features(NUM_ROWS, 4, seed=1)
+    message = r"ReadsValue 'reads' reads 'value' of a weight.*plan=\{'reads': None\}"
+    with mesh_strategy({"tensor": 2}).scope():
+        with pytest.raises(AttributeError, match=message):
+            keras_ext.parallelize(plain)
+        whole = keras_ext.parallelize(plain, {"reads": None})
+    np.testing.assert_allclose(whole.predict(x, verbose=0), plain.predict(x, verbose=0), rtol=1e-6, atol=1e-6)
