@@ -170,7 +170,7 @@ def check_python() -> str:
     Raises:
         InstallError: if one is missing or its version does not build; the message has the command that installs it.
     """
-    tensorflow = installed_version("tensorflow") or installed_version("tensorflow-cpu")
+    tensorflow = tensorflow_version()
     if tensorflow is None:
         raise InstallError(
             f"Horovod is built against the installed TensorFlow, and {sys.executable} has none. "
@@ -252,6 +252,11 @@ def choose_gpu_build(asked: bool, environ: Mapping[str, str]) -> tuple[GpuBuild 
     if asked:
         raise InstallError(f"Horovod cannot be built for GPUs here. {reasons}")
     return None, f"For CPUs: tensors on GPUs would travel through the host. For GPUs it lacks: {reasons}"
+
+
+def tensorflow_version() -> str | None:
+    """Returns the version of the installed package of TensorFlow, as pip spells it; None if there is none."""
+    return installed_version("tensorflow") or installed_version("tensorflow-cpu")
 
 
 def installed_version(package: str) -> str | None:

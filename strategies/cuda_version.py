@@ -4,7 +4,7 @@ import importlib.util
 import re
 from pathlib import Path
 
-#: Where a wheel of TensorFlow names it. The build information of TensorFlow 2.22 has no version, a header has.
+#: The files of TensorFlow's wheels that name it. In TensorFlow 2.22 only the header does.
 _NAMED = {
     "python/platform/build_info.py": r"'cuda_version', '([\d.]+)'",
     "include/third_party/gpus/cuda/cuda_config.h": r'TF_CUDA_VERSION "([\d.]+)"',

@@ -27,7 +27,7 @@ from strategies.versions import TESTED, is_at_least, is_tested
 
 _NAMES = tomllib.loads(Path(__file__).with_name("keras_names.toml").read_text())
 _missing: list[str] = []
-#: The first release of which only nightly builds were tested, so that everything is compared; this takes 70 ms.
+#: From this release on, only nightly builds were tested: importing this module compares everything, which takes 70 ms.
 _NIGHTLY = "3.16"
 
 

@@ -12,7 +12,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from strategies._horovod_recipe import installed_version, is_built_for
+from strategies._horovod_recipe import installed_version, is_built_for, tensorflow_version
 from strategies.doctoring.report import Report
 from strategies.versions import TESTED, is_tested
 
@@ -47,8 +47,8 @@ def check_horovod(report: Report, timeout_seconds: float = 60.0) -> None:
         bits = json.loads(done.stdout.splitlines()[-1])
         built = [name for name, bit in zip(("Gloo", "MPI", "NCCL"), bits, strict=True) if bit]
     report.section("horovod", {"installed": version, "built with": built})
-    # The version of the package, as pip spells it: candidates have another one in `tf.__version__`.
-    tensorflow = installed_version("tensorflow") or installed_version("tensorflow-cpu") or tf.__version__
+    # Candidates have another spelling in `tf.__version__`.
+    tensorflow = tensorflow_version() or tf.__version__
     if not is_built_for(version, tensorflow):
         report.problem(
             f"Horovod {version} was built for another TensorFlow than the installed {tensorflow}. Build it for "

@@ -34,18 +34,18 @@ def reason_against_xla() -> str | None:
     for gpu in tf.config.get_visible_devices("GPU"):
         details = tf.config.experimental.get_device_details(gpu)
         capability = details.get("compute_capability")
-        if capability is not None and not _compiles(capability, tensorflow_cuda_version()):
+        if capability is None or capability <= _KNOWN_TO_ALL:
+            continue
+        cuda = tensorflow_cuda_version()
+        if not _compiles(capability, cuda):
             return (
-                f"XLA of TensorFlow {tf.__version__}, which is built with CUDA {tensorflow_cuda_version()}, cannot "
-                f"compile for a GPU of compute capability {capability[0]}.{capability[1]} "
-                f"({details.get('device_name', gpu.name)})"
+                f"XLA of TensorFlow {tf.__version__}, which is built with CUDA {cuda}, cannot compile for a GPU of "
+                f"compute capability {capability[0]}.{capability[1]} ({details.get('device_name', gpu.name)})"
             )
     return None
 
 
 def _compiles(capability: tuple[int, int], cuda: str | None) -> bool:
-    if capability <= _KNOWN_TO_ALL:
-        return True
     first = _FIRST_CUDA.get(capability)
     numbers = tuple(int(number) for number in re.findall(r"\d+", cuda or "")[:2])
     return first is not None and numbers >= first

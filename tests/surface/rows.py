@@ -117,8 +117,7 @@ ROWS: Mapping[str, Row] = {
     ),
 }
 if is_there("TernaryDense"):
-    _TERNARY = Row(lambda **own: layers.TernaryDense(8, **own), (CHANNELS,))
-    ROWS = {**ROWS, "TernaryDense": _TERNARY}
+    ROWS = {**ROWS, "TernaryDense": Row(lambda **own: layers.TernaryDense(8, **own), (CHANNELS,))}
 
 #: Layers with weights that have no row, each with the reason.
 LEFT_OUT: Mapping[str, str] = {

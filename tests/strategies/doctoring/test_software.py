@@ -5,6 +5,7 @@ from importlib.metadata import version
 
 import pytest
 
+from strategies import _horovod_recipe
 from strategies._horovod_recipe import local_version
 from strategies.doctoring import software
 from strategies.doctoring.report import Report
@@ -15,6 +16,7 @@ from strategies.versions import TESTED
 def test_a_horovod_of_another_tensorflow_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     versions = {"horovod": "0.28.1+tf2.22.0.gloo.r01234567", "tensorflow": "2.22.0rc1"}
     monkeypatch.setattr(software, "installed_version", versions.get)
+    monkeypatch.setattr(_horovod_recipe, "installed_version", versions.get)
     monkeypatch.setattr(sys, "executable", "/bin/false")
     report = Report(as_json=True)
     check_horovod(report)
@@ -27,6 +29,7 @@ def test_a_horovod_of_another_tensorflow_is_a_problem(monkeypatch: pytest.Monkey
 def test_a_horovod_of_this_tensorflow_is_none(tensorflow: str, monkeypatch: pytest.MonkeyPatch) -> None:
     versions = {"horovod": f"0.28.1+{local_version(tensorflow, 'gloo')}", "tensorflow": tensorflow}
     monkeypatch.setattr(software, "installed_version", versions.get)
+    monkeypatch.setattr(_horovod_recipe, "installed_version", versions.get)
     monkeypatch.setattr(sys, "executable", "/bin/false")
     report = Report(as_json=True)
     check_horovod(report)
