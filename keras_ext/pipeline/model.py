@@ -20,6 +20,7 @@ from keras_ext.pipeline.model_graph import StageCopies, graph_of
 from keras_ext.pipeline.placed_stages import PlacedStages
 from keras_ext.pipeline.schedule import Schedule
 from keras_ext.pipeline.stage import cut, stages_of_operations
+from keras_ext.pipeline.stage_calls import StageCalls
 from keras_ext.pipeline.staged_class import StagedModel, has_own_class, keras_base, staged_class
 from keras_ext.pipeline.thread_state import ThreadState
 from keras_ext.pipeline.timeline import Timeline, picture_path
@@ -139,6 +140,7 @@ class PipelineModel(keras.Model):
         # Called at the start and end of each action, while a timeline is measured.
         self._on_action: ActionCallback | None = None
         self._thread = ThreadState()
+        self._calls = StageCalls(self._placed, self._thread)
         if isinstance(model, keras.Model):
             copy_training(model, self)
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import keras
 
+from keras_ext.pipeline.generation import methods_of
 from keras_ext.tensor.custom_layers import is_graph, is_keras_class
 from strategies import layer_api
 
@@ -55,6 +56,7 @@ def staged_class(pipeline_class: Any, plain_class: Any) -> Any:
         "__qualname__": f"{pipeline_class.__qualname__}[{plain_class.__qualname__}]",
         "__doc__": pipeline_class.__doc__,
         "plain_class": plain_class,
+        **methods_of(plain_class),
     }
     made = type(plain_class.__name__, (StagedModel, pipeline_class, plain_class), names)
     return layer_api.saved_as(plain_class)(made)
