@@ -1,8 +1,8 @@
 """Generation of text by tasks of KerasHub that are cut into stages.
 
 A task generates a token at a time, by calling its layers with caches of earlier keys and values. Here these calls are
-placed on the stages' devices, and a batch is cut into as many groups of rows as the model has micro-batches, so that the
-stages work on different rows at the same time:
+placed on the stages' devices, and a batch is cut into as many groups of rows as the model has micro-batches, so that
+the stages work on different rows at the same time:
 
     stage 0    a b c d . a b c d .
     stage 1    . a b c d . a b c d       a, b, c, d: groups of rows; each column is one pass of a group
@@ -108,12 +108,8 @@ def _groups(model: Any, token_ids: Any, rest: Any) -> Microbatches | None:
 def _split(groups: Microbatches, arguments: Any) -> list[Any]:
     """Returns the arguments of each group: tensors with rows are cut, everything else is the same for all."""
     leaves = keras.tree.flatten(arguments)
-    cut = [
-        groups.split(each) if ops.is_tensor(each) and len(each.shape) else [each] * groups.number for each in leaves
-    ]
-    return [
-        keras.tree.pack_sequence_as(arguments, [each[group] for each in cut]) for group in range(groups.number)
-    ]
+    cut = [groups.split(each) if ops.is_tensor(each) and len(each.shape) else [each] * groups.number for each in leaves]
+    return [keras.tree.pack_sequence_as(arguments, [each[group] for each in cut]) for group in range(groups.number)]
 
 
 def _with_hidden_states_on_all(model: Any, made: Sequence[Any]) -> Any:

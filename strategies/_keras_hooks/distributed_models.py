@@ -37,7 +37,7 @@ def _init(original: Callable[..., None], model: Any) -> None:
     original(model)
     # Keras has no trainers that are not models.
     if engine_of(model.distribute_strategy) is not None and isinstance(model, keras.Model):
-        outermost = [_SavesPreset] if hasattr(model, "save_to_preset") else []
+        outermost: list[type] = [_SavesPreset] if hasattr(model, "save_to_preset") else []
         outermost += [_Generates] if hasattr(model, "make_generate_function") else []
         become(model, subclass(type(model), DistributedModel, *outermost))
 

@@ -16,6 +16,7 @@ LEFT_OUT = (
     "[spanning-HorovodStrategy]",
     "[spanning-refusals-HorovodStrategy]",
     "[spanning-files-HorovodStrategy]",
+    "[spanning-generation-HorovodStrategy]",
     "[meshes-2-MultiWorkerMirroredStrategy]",
     "[meshes-2-HorovodStrategy]",
     "[meshes-4-MultiWorkerMirroredStrategy]",

@@ -21,6 +21,7 @@ SUITES = [
     pytest.param(("spanning_optimizers.py",), 1, id="spanning"),
     pytest.param(("spanning_refusals.py",), 1, id="spanning-refusals"),
     pytest.param(("spanning_files.py",), 1, id="spanning-files"),
+    pytest.param(("spanning_generation.py",), 1, id="spanning-generation"),
     pytest.param(("meshes.py",), 2, id="meshes-2"),
     pytest.param(("meshes.py",), 4, id="meshes-4"),
 ]
