@@ -30,7 +30,7 @@ HAS_GPU := $(wildcard /dev/nvidia[0-9]*) $(shell command -v nvidia-smi 2> /dev/n
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup mnist imagenet gpt recommender test test-versions test-oldest test-newest test-next fit-oldest inventory-next gpu-smoke parity surface bench bench-data-parallel bench-all-reduce bench-overlap bench-tensor-parallel bench-pipeline bench-model-parallel bench-rank-memory bench-reading bench-sharded bench-experts bench-first-step lint ruff mypy format clean
+.PHONY: help setup mnist imagenet gpt recommender test test-versions test-oldest test-newest test-next fit-oldest inventory-next gpu-smoke parity surface bench bench-data-parallel bench-all-reduce bench-overlap bench-tensor-parallel bench-pipeline bench-model-parallel bench-rank-memory bench-reading bench-sharded bench-experts bench-first-step bench-generation lint ruff mypy format clean
 
 help: ## show this list
 	@echo "Usage: make TARGET [ARGS=...] [VENV=$(VENV)] [PYTHON=$(PYTHON)]"
@@ -115,6 +115,9 @@ bench-sharded: $(READY_HOROVOD) ## measure steps with the optimizer in shards ov
 
 bench-first-step: $(READY_RUN) ## measure the first step, in which it is traced and compiled, beside TensorFlow's strategy, half an hour
 	$(BIN)/python benchmarks/first_step/main.py $(ARGS)
+
+bench-generation: $(READY_HOROVOD) ## measure text generation over two processes, beside plain KerasHub, ten minutes
+	$(BIN)/python benchmarks/generation/main.py $(ARGS)
 
 bench-experts: $(READY_DEV) ## measure training steps of mixtures of experts, sparse beside dense ones of KerasHub
 	$(BIN)/python benchmarks/experts/main.py $(ARGS)
