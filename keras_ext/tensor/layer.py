@@ -140,15 +140,15 @@ class SplitLayer(keras.Layer):
             variable.assign(store[f"{i}"])
 
     def quantize(self, mode: Any = None, **kwargs: Any) -> None:
-        """Refuses quantization: there is no kernel for a quantized shard.
+        """Refuses quantization: the scales of a whole kernel are not those of its shards.
 
         Raises:
             ValueError: always.
         """
         raise ValueError(
-            f"{type(self).__qualname__} {self.name!r} cannot be quantized: there is no kernel for a quantized shard. "
-            "Quantize the model first, then call keras_ext.parallelize, which leaves quantized layers whole. Received: "
-            f"quantize({mode!r})."
+            f"{type(self).__qualname__} {self.name!r} cannot be quantized: it is split already. Quantize the model "
+            "first, then call keras_ext.parallelize, which splits layers quantized to 'int8' and leaves others whole. "
+            f"Received: quantize({mode!r})."
         )
 
     def refuse_quantization(self) -> None:
