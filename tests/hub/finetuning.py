@@ -98,31 +98,26 @@ def results(
             # Twice: the second call goes on with the random states of the first.
             for turn in ("first", "second"):
                 found[f"{sampler}, {turn} call"] = _arrays(model.generate({**prompts}, stop_token_ids=None))
-    if hasattr(type(model), "score"):
+    if hasattr(tasks.class_of(name), "score"):
         found["scores"] = [np.asarray(model.score(inputs["token_ids"], inputs["padding_mask"]))]
     with tempfile.TemporaryDirectory() as folder:
-        found |= _saved(model, inputs, pathlib.Path(folder))
+        found |= _saved(name, model, inputs, pathlib.Path(folder))
     return found
 
 
-def _saved(model: Any, inputs: Any, folder: pathlib.Path) -> dict[str, list[np.ndarray]]:
+def _saved(name: str, model: Any, inputs: Any, folder: pathlib.Path) -> dict[str, list[np.ndarray]]:
     """Returns weights and predictions of the model's file and of its preset, opened by plain KerasHub."""
     model.save(folder / "model.keras")
     model.save_to_preset(str(folder / "preset"))
     found = {}
     for kind, opened in (
         ("file", keras.saving.load_model(folder / "model.keras")),
-        ("preset", type_of(model).from_preset(str(folder / "preset"), preprocessor=None)),
+        ("preset", tasks.class_of(name).from_preset(str(folder / "preset"), preprocessor=None)),
     ):
         assert all(_library(each) in ("keras", "keras_hub") for each in opened._flatten_layers()), opened
         found[f"{kind}: weights"] = [np.asarray(weight) for weight in opened.get_weights()]
         found[f"{kind}: predictions"] = _arrays(opened(inputs))
     return found
-
-
-def type_of(model: Any) -> Any:
-    """Returns KerasHub's class of a task, which may be in a subclass, or in a pipeline."""
-    return next(cls for cls in type(model).__mro__ if cls.__module__.startswith("keras_hub."))
 
 
 def _samplers() -> Mapping[str, Callable[[], Any]]:

@@ -64,12 +64,16 @@ def build(name: str, way: str) -> Any:
         name: a key of `FAMILIES`.
         way: one of `WAYS`.
     """
-    import keras_hub
-
     family = FAMILIES[name]
     backbone = backbones.build(family.backbone)
-    task = getattr(keras_hub.models, family.task)(backbone=backbone, preprocessor=None, **family.arguments)
-    return adapted(task, way)
+    return adapted(class_of(name)(backbone=backbone, preprocessor=None, **family.arguments), way)
+
+
+def class_of(name: str) -> Any:
+    """Returns KerasHub's class of a task."""
+    import keras_hub
+
+    return getattr(keras_hub.models, FAMILIES[name].task)
 
 
 def adapted(task: Any, way: str) -> Any:
