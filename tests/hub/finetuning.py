@@ -27,6 +27,8 @@ MESHES: Mapping[str, Mapping[str, Any]] = {
 }
 LIMIT = 1e-6
 EPOCHS = 2
+# A model whose rounding grows by more than this is compared with itself, begun one rounding away.
+_GROWS = 10.0
 #: Numbers by what they are of: losses, metrics and weights, predictions of what is saved, token ids, ...
 Results = Mapping[str, list[np.ndarray]]
 
@@ -64,7 +66,44 @@ def differences(name: str, way: str, mesh: str, samplers: tuple[str, ...] = ()) 
     strategy = strategy_of(mesh)
     found = results(name, on_mesh(name, way, mesh, strategy), samplers, strategy.scope)
     assert expected.keys() == found.keys(), (sorted(expected), sorted(found))
-    return {kind: _difference(expected[kind], found[kind]) for kind in expected}
+    return {kind: difference(expected[kind], found[kind]) for kind in expected}
+
+
+def cell(name: str, way: str, mesh: str) -> str:
+    """Returns the outcome on a mesh as the table shows it: the largest difference, or none, and the reason in brackets.
+
+    A result that differs more, though one rounding in the first weights causes a similar difference in plain Keras, is
+    given this reason.
+    """
+    try:
+        found = differences(name, way, mesh)
+    except ValueError as error:
+        return f"- [{_first_sentence(error)}]"
+    text = f"{max(found.values()):.1e}"
+    beyond = {kind: each for kind, each in found.items() if each > LIMIT}
+    if not beyond:
+        return text
+    own = _after_one_rounding(name, way)
+    kinds = ", ".join(f"{kind} {each:.1e}" for kind, each in sorted(beyond.items()))
+    if all(each < _GROWS * own[kind] for kind, each in beyond.items()):
+        return f"{text} [plain Keras, begun one rounding away, differs by {max(own[kind] for kind in beyond):.1e}]"
+    return f"{text} [NOT EQUAL: {kinds}]"
+
+
+@functools.cache
+def _after_one_rounding(name: str, way: str) -> Mapping[str, float]:
+    """Returns the differences of plain Keras from itself, begun with weights that are the next larger numbers."""
+    model = tasks.build(name, way)
+    moved = [np.nextafter(each, np.inf, dtype=each.dtype) if each.dtype == np.float32 else each for each in model.get_weights()]
+    model.set_weights(moved)
+    _compile(name, model)
+    expected, found = on_one_device(name, way), results(name, model, ())
+    return {kind: difference(expected[kind], found[kind]) for kind in expected}
+
+
+def _first_sentence(error: ValueError) -> str:
+    """Returns the beginning of a refusal, without what would break a table."""
+    return str(error).partition(". ")[0].partition("\n")[0].replace("|", "/").replace("[", "(").replace("]", ")") + "."
 
 
 def results(
@@ -147,7 +186,8 @@ def _library(layer: Any) -> str:
     return type(layer).__module__.partition(".")[0]
 
 
-def _difference(one: list[np.ndarray], other: list[np.ndarray]) -> float:
+def difference(one: list[np.ndarray], other: list[np.ndarray]) -> float:
+    """Returns the largest difference, relative where numbers are above 1; infinity between other shapes."""
     if [each.shape for each in one] != [each.shape for each in other]:
         return float("inf")
     pairs = ((a.astype("float64"), b.astype("float64")) for a, b in zip(one, other, strict=True) if a.size)
