@@ -130,14 +130,18 @@ class SplitLayer(keras.Layer):
         Raises:
             ValueError: the file has another number of variables.
         """
+        self._check_load_own_variables(store)
+        for i, variable in enumerate(self._whole_variables()):
+            variable.assign(store[f"{i}"])
+
+    def _check_load_own_variables(self, store: Any) -> None:
+        """Refuses a file with another number of variables. Keras' layers call it, too, and would count the shards."""
         variables = self._whole_variables()
         if len(store.keys()) != len(variables):
             raise ValueError(
                 f"Layer {self.name!r} expected {len(variables)} variables, {[v.name for v in variables]}. Received: "
                 f"{len(store.keys())} in the file."
             )
-        for i, variable in enumerate(variables):
-            variable.assign(store[f"{i}"])
 
     def quantize(self, mode: Any = None, **kwargs: Any) -> None:
         """Refuses quantization: the scales of a whole kernel are not those of its shards.

@@ -83,10 +83,12 @@ def make_plan(
                 f"{remedy} it out of the plan, so that it stays whole. Received: {kinds[path]!r} for a "
                 f"{class_name_of(layer)} quantized to {layer.quantization_mode!r}."
             )
-    passes = in_pieces_of_channels(kinds, layers, followers)
+    # Quantized layers gather their outputs.
+    in_pieces = {path: None if is_quantized(layers[path]) else kind for path, kind in kinds.items()}
+    passes = in_pieces_of_channels(in_pieces, layers, followers)
     of_sequences: frozenset[str] = frozenset()
     for graph in graphs_of(model) if sequence_parallel else ():
-        of_sequences |= in_pieces_of_sequences(graph, paths, kinds)
+        of_sequences |= in_pieces_of_sequences(graph, paths, in_pieces)
     choices = {}
     least_size = LARGE * sum(math.prod(weight.shape) for weight in model.weights)
     for path, layer in layers.items():

@@ -39,7 +39,8 @@ class _Quantized(AdaptedLayer):
             weight = getattr(self, name)
             is_cut = isinstance(weight, layer_api.SplitWeight)
             lists.append(shards.select_owned(weight.shards) if is_cut else shards.copy(weight))
-        casts = [getattr(self, name)._autocast and getattr(self, name).dtype == self.variable_dtype for name in names]
+        held = [getattr(self, name) for name in names]
+        casts = [self.autocast and each._autocast and each.dtype == self.variable_dtype for each in held]
 
         def view(*weights: Any) -> AtShard:
             # Keras casts whole weights when they are read; shards are read without a cast.

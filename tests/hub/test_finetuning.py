@@ -10,13 +10,13 @@ import contextlib
 from pathlib import Path
 from typing import Any
 
-import keras
 import numpy as np
 import pytest
 
 pytest.importorskip("keras_hub", reason="the extra 'hub' is not installed")
 
 import keras_ext
+from strategies.steps.reductions import Reductions
 from tests.hub import tasks, texts
 from tests.hub.finetuning import LIMIT, MESHES, difference, differences, strategy_of
 
@@ -91,12 +91,13 @@ def test_strings_go_in_and_come_out(mesh: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("way", ["LoRA", "QLoRA"])
 def test_frozen_weights_cost_no_gradients_and_no_slots(way: str) -> None:
     plain = tasks.build("Llama", way)
-    trained = sum(each.value.numpy().nbytes for each in plain.trainable_variables)
-    held = sum(each.value.numpy().nbytes for each in plain.weights)
-    # Adapters of queries and values, each with two matrices.
-    assert len(plain.trainable_variables) == 2 * 2 * plain.backbone.num_layers
+    trained, held = _bytes(plain.trainable_variables), _bytes(plain.weights)
+    # Two adapters each of the queries and the values of two layers.
+    assert len(plain.trainable_variables) == 8
     assert trained < held / 10
+    # What Adam holds besides two slots for each weight: its count of steps and its learning rate.
     scalars = 8 + 4
+    found = {}
     for mesh in ("data=2", "shard=weights", "tensor=2"):
         with strategy_of(mesh).scope():
             model = tasks.build("Llama", way)
@@ -105,6 +106,33 @@ def test_frozen_weights_cost_no_gradients_and_no_slots(way: str) -> None:
             tasks.compile_task(model)
         model.optimizer.build(model.trainable_variables)
         report = keras_ext.memory_report(model)
-        print(mesh, way, trained, held, report)
+        found[mesh] = [list(each.values()) for each in (report.weights, report.gradients, report.slots)]
+    print(found, trained, held)
+    assert found["data=2"] == [[held] * 2, [trained] * 2, [2 * trained + scalars] * 2]
+    for mesh in ("shard=weights", "tensor=2"):
+        weights, gradients, slots = found[mesh]
+        assert sum(gradients) == trained
+        assert 2 * trained < sum(slots) <= 2 * (trained + scalars)
+        assert max(weights) < 0.55 * held
 
 
+def test_replicas_sum_the_gradients_of_adapters_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    summed: list[tuple[int, ...]] = []
+    original = Reductions.to_groups
+
+    def recorded(self: Any, op: Any, values: Any, *args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("as_gradients"):
+            summed.extend(tuple(value.values[0].shape) for value in values)
+        return original(self, op, values, *args, **kwargs)
+
+    monkeypatch.setattr(Reductions, "to_groups", recorded)
+    with strategy_of("data=2").scope():
+        model = tasks.build("GPT2", "QLoRA")
+        tasks.compile_task(model)
+    inputs, targets, weights = tasks.data_of(model)
+    model.fit(inputs, targets, sample_weight=weights, batch_size=tasks.ROWS, verbose=0)
+    assert sorted(summed) == sorted(tuple(each.shape) for each in model.trainable_variables)
+
+
+def _bytes(variables: list[Any]) -> int:
+    return sum(np.asarray(each).nbytes for each in variables)
