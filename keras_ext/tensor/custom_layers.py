@@ -35,7 +35,11 @@ def is_keras_class(cls: type) -> bool:
 
 def plain_type(layer: Any) -> type:
     """Returns the class of a layer, or its base class if the class has no methods of its own, as a library's alias."""
-    cls: type = layer.__class__
+    return plain_base(layer.__class__)
+
+
+def plain_base(cls: type) -> type:
+    """Returns a class of layers, or its base class if it has no methods of its own."""
     while not is_keras_class(cls) and len(cls.__bases__) == 1 and not any(map(callable, vars(cls).values())):
         cls = cls.__bases__[0]
     return cls

@@ -60,6 +60,36 @@ def _adapter_cuts(layer: Any, dims: Iterable[tuple[Any, int]]) -> list[tuple[Any
     return [(each, dim) for each, dim in found if dim is not None]
 
 
+def quantized_cuts(layer: Any, num_shards: int) -> Cuts:
+    """Cuts a layer quantized to int8: a kernel along a dim of its output, a table along its vocabulary, with the scales.
+
+    Args:
+        layer: a built ``Dense``, ``EinsumDense``, ``Embedding`` or ``ReversibleEmbedding``.
+        num_shards: size of the mesh axis "tensor".
+    """
+    if isinstance(layer, keras.layers.Embedding):
+        if layer.input_dim < num_shards:
+            return Cuts(reason=_too_small(num_shards))
+        found = [(layer._embeddings, 0), (layer.embeddings_scale, 0)]
+        if not getattr(layer, "tie_weights", True):
+            found += [(layer.reverse_embeddings, 1), (layer.reverse_embeddings_scale, 0)]
+        return Cuts((*found, *_adapter_cuts(layer, found)))
+    scale = layer.kernel_scale
+    if isinstance(layer, keras.layers.EinsumDense):
+        cuts = column_cuts(layer, num_shards)
+        axis = output_axis(layer.equation, cuts.dims[0][1]) if cuts.dims else None
+    else:
+        found = [(layer._kernel, 1), *([] if layer.bias is None else [(layer.bias, 0)])]
+        cuts = Cuts((*found, *_adapter_cuts(layer, found))) if layer.units >= num_shards else Cuts()
+        axis = -1
+    if axis is None or not cuts.dims:
+        return Cuts(reason=_too_small(num_shards))
+    # Keras lays the scales out like the output, by which it divides them.
+    if -axis > scale.ndim or scale.shape[axis] != layer._kernel.shape[cuts.dims[0][1]]:
+        return Cuts(reason=f"its scales have the shape {tuple(scale.shape)}")
+    return Cuts((*cuts.dims, (scale, scale.ndim + axis)))
+
+
 def gathered_cuts(layer: Any, num_shards: int, least_size: float = 0.0) -> Cuts:
     """Cuts the weights with several dims and at least `least_size` elements, of a layer of any class.
 

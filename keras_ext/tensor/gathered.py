@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import keras
 from keras import ops
 
 from keras_ext.tensor.activations import is_elementwise
+from keras_ext.tensor.custom_layers import plain_base
 from keras_ext.tensor.layer import SplitLayer
 from keras_ext.tensor.lora import AdaptedLayer
+from keras_ext.tensor.quantized import QuantizedColumns, QuantizedRows
 from strategies import layer_api
 
 
@@ -88,7 +91,7 @@ class GatheredWeights(SplitLayer):
 @functools.cache
 def gathered_class(plain_class: Any) -> Any:
     """Returns the class of layers like those of `plain_class` whose weights may be sharded."""
-    base: Any = _EinsumDense if plain_class is keras.layers.EinsumDense else GatheredWeights
+    base: Any = _BASES.get(plain_base(plain_class), GatheredWeights)
     if base is GatheredWeights and hasattr(plain_class, "enable_lora"):
         base = _Adapted
     names = {"__module__": plain_class.__module__, "__qualname__": f"Gathered{plain_class.__qualname__}"}
@@ -100,7 +103,18 @@ class _Adapted(AdaptedLayer, GatheredWeights):
     """Base of gathered layers with adapters, which are cut like the kernel."""
 
 
-class _EinsumDense(_Adapted):
+class _Dense(QuantizedColumns, _Adapted):
+    """Computes each shard's part of the output if the kernel is quantized and cut along its columns."""
+
+    def _cut_axis(self) -> int | None:
+        return -1 if isinstance(self._kernel, layer_api.SplitWeight) else None
+
+
+class _Embedding(QuantizedRows, _Adapted):
+    """Looks up each shard's rows if the table is quantized."""
+
+
+class _EinsumDense(QuantizedColumns, _Adapted):
     """Computes each shard's part of the output if the kernel is cut along a dim that the output has."""
 
     # Attributes of the plain layer.
@@ -109,11 +123,13 @@ class _EinsumDense(_Adapted):
     _kernel: Any
     bias: Any
 
+    def _cut_axis(self) -> int | None:
+        kernel = self._kernel
+        return output_axis(self.equation, kernel.dim) if isinstance(kernel, layer_api.SplitWeight) else None
+
     def call(self, inputs: Any, training: bool | None = None) -> Any:
         """Computes each shard's outputs and gathers them."""
-        if not isinstance(self._kernel, layer_api.SplitWeight):
-            return super().call(inputs, training=training)
-        axis = output_axis(self.equation, self._kernel.dim)
+        axis = self._cut_axis()
         if axis is None:
             return super().call(inputs, training=training)
         shards, bias = self._placed(), self.bias
@@ -135,6 +151,15 @@ class _EinsumDense(_Adapted):
         y = shards.gather(pieces, axis, self._kernel.shape[self._kernel.dim])
         y = y if bias is None or is_bias_cut else self._plus_bias(y, bias)
         return y if apart or self.activation is None else self.activation(y)
+
+
+#: The bases of gathered classes whose computation can be split, by the plain class.
+_BASES: Mapping[type, Any] = {
+    keras.layers.Dense: _Dense,
+    keras.layers.EinsumDense: _EinsumDense,
+    keras.layers.Embedding: _Embedding,
+    keras.layers.ReversibleEmbedding: _Embedding,
+}
 
 
 def output_axis(equation: str, dim: int) -> int | None:

@@ -130,25 +130,29 @@ class SplitLayer(keras.Layer):
         Raises:
             ValueError: the file has another number of variables.
         """
+        self._check_load_own_variables(store)
+        for i, variable in enumerate(self._whole_variables()):
+            variable.assign(store[f"{i}"])
+
+    def _check_load_own_variables(self, store: Any) -> None:
+        """Refuses a file with another number of variables. Keras' layers call it, too, and would count the shards."""
         variables = self._whole_variables()
         if len(store.keys()) != len(variables):
             raise ValueError(
                 f"Layer {self.name!r} expected {len(variables)} variables, {[v.name for v in variables]}. Received: "
                 f"{len(store.keys())} in the file."
             )
-        for i, variable in enumerate(variables):
-            variable.assign(store[f"{i}"])
 
     def quantize(self, mode: Any = None, **kwargs: Any) -> None:
-        """Refuses quantization: there is no kernel for a quantized shard.
+        """Refuses quantization: the scales of a whole kernel are not those of its shards.
 
         Raises:
             ValueError: always.
         """
         raise ValueError(
-            f"{type(self).__qualname__} {self.name!r} cannot be quantized: there is no kernel for a quantized shard. "
-            "Quantize the model first, then call keras_ext.parallelize, which leaves quantized layers whole. Received: "
-            f"quantize({mode!r})."
+            f"{type(self).__qualname__} {self.name!r} cannot be quantized: it is split already. Quantize the model "
+            "first, then call keras_ext.parallelize, which splits layers quantized to 'int8' and leaves others whole. "
+            f"Received: quantize({mode!r})."
         )
 
     def refuse_quantization(self) -> None:

@@ -51,18 +51,22 @@ class AdaptedLayer(SplitLayer):
         return self.add_split_weight(name, shape, dim, sizes=kernel.sizes, **arguments)
 
     def save_own_variables(self, store: Any) -> None:
-        """Writes the plain layer's variables; adapters as the plain layer writes them."""
-        if getattr(self, "lora_rank", None):
+        """Writes the plain layer's variables; adapters and quantized weights as the plain layer writes them."""
+        if self._is_written_by_plain_class():
             plain_class(self).save_own_variables(self, store)
         else:
             super().save_own_variables(store)
 
     def load_own_variables(self, store: Any) -> None:
-        """Reads the plain layer's variables; adapters as the plain layer reads them."""
-        if getattr(self, "lora_rank", None):
+        """Reads the plain layer's variables; adapters and quantized weights as the plain layer reads them."""
+        if self._is_written_by_plain_class():
             plain_class(self).load_own_variables(self, store)
         else:
             super().load_own_variables(store)
+
+    def _is_written_by_plain_class(self) -> bool:
+        # Adapters are merged; quantized weights have an order of their own.
+        return bool(getattr(self, "lora_rank", None)) or self.quantization_mode is not None
 
     def kernels_of_shards(self) -> list[list[Any]]:
         """Returns for each owned shard the tensors of its part of the kernel: the arguments of `kernel_of`."""

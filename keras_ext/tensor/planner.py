@@ -16,7 +16,7 @@ from keras_ext.expert.layer import MixtureOfExperts
 from keras_ext.tensor.activations import is_elementwise
 from keras_ext.tensor.channel_chains import end_of_chain, in_pieces_of_channels
 from keras_ext.tensor.custom_layers import plain_type
-from keras_ext.tensor.cuts import Cuts, column_cuts, cuts_along, gathered_cuts, hidden_cuts
+from keras_ext.tensor.cuts import Cuts, column_cuts, cuts_along, gathered_cuts, hidden_cuts, quantized_cuts
 from keras_ext.tensor.graphs import followers_in, followers_inside, graphs_of, layers_of
 from keras_ext.tensor.layout_plan import kinds_and_dims
 from keras_ext.tensor.plan import LARGE, Choice, Plan, class_name_of
@@ -39,7 +39,7 @@ def make_plan(
 ) -> Plan:
     """Chooses a split for every layer of a Sequential or Functional model.
 
-    By default every layer that can be split is split, unless it is quantized. If the output of a ``Dense`` or
+    By default every layer that can be split is split; of quantized ones, those with an int8 kernel or table. If the output of a ``Dense`` or
     ``Conv2D`` goes only to one other layer of its class, through nothing but channelwise layers, it is split by columns
     and the other by rows, so that the pair costs one all-reduce each way (Shoeybi et al., arXiv:1909.08053, section 3).
     The rest are split by columns, with gathered outputs, or by rows if the number of outputs is not divisible.
@@ -75,15 +75,20 @@ def make_plan(
     else:
         _take(kinds, layers, wanted)
     for path, layer in layers.items():
-        if kinds[path] is not None and is_quantized(layer):
+        if kinds[path] not in (None, quantized_kind(layer)) and is_quantized(layer):
+            possible = quantized_kind(layer)
+            remedy = f"Use {possible!r}, or leave" if possible else "Leave"
             raise ValueError(
-                f"The plan splits {path!r}, which is quantized: there is no kernel for a quantized shard. Leave it out "
-                f"of the plan, so that it stays whole. Received: {kinds[path]!r} for a {class_name_of(layer)}."
+                f"The plan splits {path!r}, which is quantized: there is no kernel for such a quantized shard. "
+                f"{remedy} it out of the plan, so that it stays whole. Received: {kinds[path]!r} for a "
+                f"{class_name_of(layer)} quantized to {layer.quantization_mode!r}."
             )
-    passes = in_pieces_of_channels(kinds, layers, followers)
+    # Quantized layers gather their outputs.
+    in_pieces = {path: None if is_quantized(layers[path]) else kind for path, kind in kinds.items()}
+    passes = in_pieces_of_channels(in_pieces, layers, followers)
     of_sequences: frozenset[str] = frozenset()
     for graph in graphs_of(model) if sequence_parallel else ():
-        of_sequences |= in_pieces_of_sequences(graph, paths, kinds)
+        of_sequences |= in_pieces_of_sequences(graph, paths, in_pieces)
     choices = {}
     least_size = LARGE * sum(math.prod(weight.shape) for weight in model.weights)
     for path, layer in layers.items():
@@ -92,7 +97,7 @@ def make_plan(
         if isinstance(layer, MixtureOfExperts):
             # A mixture of experts splits itself, whatever is chosen for other layers.
             kind = "hidden" if cuts.dims else None
-        elif kind in (None, "gathered") or plain_type(layer) is keras.layers.EinsumDense:
+        elif kind in (None, "gathered") or plain_type(layer) is keras.layers.EinsumDense or is_quantized(layer):
             kind = (kind or "gathered") if cuts.dims else None
         own = (path in passes, path in of_sequences - passes)
         choices[path] = Choice(path, layer, kind, *own, cuts.dims, cuts.reason)
@@ -105,6 +110,8 @@ def _cuts(kind: str | None, layer: Any, num_shards: int, least_size: float, dims
         return Cuts()
     if isinstance(layer, MixtureOfExperts):
         return hidden_cuts(layer, num_shards)
+    if kind is not None and is_quantized(layer):
+        return quantized_cuts(layer, num_shards)
     if kind == "column" and plain_type(layer) is keras.layers.EinsumDense:
         return column_cuts(layer, num_shards, dims.get(id(layer._kernel)))
     if dims:
@@ -119,14 +126,26 @@ def is_quantized(layer: Any) -> bool:
     return any(getattr(each, "quantization_mode", None) is not None for each in layer._flatten_layers())
 
 
+def quantized_kind(layer: Any) -> str | None:
+    """Returns the kind of split that a quantized layer can have; None if it can have none, or is not quantized."""
+    if getattr(layer, "quantization_mode", None) != "int8" or not layer.built:
+        return None
+    cls = plain_type(layer)
+    if cls in (keras.layers.Embedding, keras.layers.ReversibleEmbedding):
+        return "vocab"
+    return "column" if cls in (keras.layers.Dense, keras.layers.EinsumDense) else None
+
+
 def _choose(
     kinds: dict[str, str | None], layers: Mapping[str, Any], followers: Mapping[str, str], num_shards: int
 ) -> None:
     for path, layer in layers.items():
         # A model may hold layers that it never calls.
-        if kinds[path] is not None or plain_type(layer) not in _KINDS_OF or not layer.built or is_quantized(layer):
+        if kinds[path] is not None or plain_type(layer) not in _KINDS_OF or not layer.built:
             continue
-        if issubclass(plain_type(layer), keras.layers.Embedding):
+        if is_quantized(layer):
+            kinds[path] = quantized_kind(layer)
+        elif issubclass(plain_type(layer), keras.layers.Embedding):
             kinds[path] = "vocab" if layer.input_dim >= num_shards else None
         elif plain_type(layer) is keras.layers.EinsumDense:
             kinds[path] = "column"

@@ -56,17 +56,20 @@ class ShardedWeights:
         self.units = Units(layout.process_group.bucket_bytes)
 
     def should_shard(self, kwargs: dict[str, Any]) -> bool:
-        """Returns True if the arguments create a variable that is to be sharded: a trainable, floating-point weight."""
+        """Returns True if the arguments create a variable to be sharded: a trainable weight, or one quantized to int8."""
         if self._optimizer_state.builders:
             return False
         if not self._groups.shards_weights and not makes_sharded_rows(self._groups):
             return False
-        if kwargs.get("trainable") is False or kwargs.get("colocate_with") is not None:
+        if kwargs.get("dtype") is None or kwargs.get("colocate_with") is not None:
             return False
         if kwargs.get("synchronization") == tf.VariableSynchronization.ON_READ:
             return False
-        dtype = kwargs.get("dtype")
-        return dtype is not None and tf.as_dtype(dtype).is_floating
+        dtype = tf.as_dtype(kwargs["dtype"])
+        if kwargs.get("trainable") is False:
+            # Keras makes the kernels and tables of quantized layers so. Other state is small, and set in steps.
+            return dtype == tf.int8 and (form_of(kwargs)["shape"].rank or 0) > 1
+        return bool(dtype.is_floating)
 
     def create(
         self, strategy: Any, next_creator: Callable[..., Any], initial_value: Any, kwargs: dict[str, Any]
@@ -106,7 +109,8 @@ class ShardedWeights:
             if begin < end:
                 local = [each for each, its in zip(components, owners, strict=True) if its == owner]
                 form = {"shape": range_shape(tuple(shape), begin, end), "dtype": dtype, "name": name}
-                shards.append(self._shard(strategy, local, owner, form | {"aggregation": aggregation}))
+                form |= {"aggregation": aggregation, "trainable": kwargs.get("trainable") is not False}
+                shards.append(self._shard(strategy, local, owner, form))
         # Created after its shards: TensorFlow maps a component to the variable that was created over it last.
         made = ShardedVariable(
             strategy, components, aggregation, shape, owners, ranges, self.gathers, has_own_rows=own_rows
@@ -150,7 +154,7 @@ class ShardedWeights:
         process = process * len(self._parts.owners) + first_owner(self._parts, self._parts.coordinates)
         if not local or self._parts.local_part() is None:
             with tf.device("CPU:0"):
-                local = [RemoteVariable(process, trainable=True, **form)]
+                local = [RemoteVariable(process, **form)]
         shard = ReplicaStateVariable(strategy, local, form["aggregation"])
         if self._processes:
             set_owner(shard, process)

@@ -42,7 +42,7 @@ def test_pairs_columns_with_rows() -> None:
     }
 
 
-@pytest.mark.parametrize("mode", ["int8", "float8"])
+@pytest.mark.parametrize("mode", ["int4", "float8"])
 def test_quantized_layers_stay_whole(mode: str) -> None:
     for name, other in (("up", "down"), ("down", "up")):
         model = mlp()
@@ -54,6 +54,19 @@ def test_quantized_layers_stay_whole(mode: str) -> None:
         with pytest.raises(ValueError, match=rf"splits '{name}', which is quantized: .*Received: 'column' for a Dense"):
             make_plan(model, 2, {name: "column"})
         assert kinds(model, wanted={name: None})[name] == (None, False)
+
+
+def test_int8_kernels_are_split_by_columns_alone() -> None:
+    for name, other in (("up", "down"), ("down", "up")):
+        model = mlp()
+        model.get_layer(name).quantize("int8")
+        found = kinds(model)
+        assert found[name] == ("column", False)
+        assert found[other][0] == "column"
+        assert kinds(model, wanted={name: "column"})[name] == ("column", False)
+        assert kinds(model, wanted={name: None})[name] == (None, False)
+        with pytest.raises(ValueError, match=rf"splits '{name}', which is quantized: .*Use 'column', or leave it out"):
+            make_plan(model, 2, {name: "row"})
 
 
 def test_an_output_that_others_use_is_whole() -> None:
