@@ -8,6 +8,7 @@ next such scope initializes.
 from __future__ import annotations
 
 import contextlib
+import gc
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,7 @@ import tensorflow as tf
 
 from strategies import _keras_hooks
 from strategies._keras_hooks.global_state import global_state_kept
+from strategies.replica.creation_context import creating
 from strategies.replica.deferred import DeferredVariable
 from strategies.replica.parts import Coordinates, current_parts, planned_parts
 from strategies.steps.placed_variables import form_of
@@ -71,6 +73,14 @@ def variables_undrawn(axes: Mapping[str, int] | None = None) -> Iterator[list[Un
         made.append(UndrawnVariable(variable, current_parts().coordinates))
         return variable
 
+    # Keras collects garbage whenever a layer is quantized: it need not look through what exists already.
+    freezes = gc.get_freeze_count() == 0
+    if freezes:
+        gc.freeze()
     parts = planned_parts({"pipe": 1, "tensor": 1, **(axes or {})})
-    with global_state_kept(), parts, tf.variable_creator_scope(create):
-        yield made
+    with global_state_kept(), parts, creating(only_shapes=True), tf.variable_creator_scope(create):
+        try:
+            yield made
+        finally:
+            if freezes:
+                gc.unfreeze()
