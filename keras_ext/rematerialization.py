@@ -140,7 +140,8 @@ def _recomputed(layer: Any, offload: bool, *args: Any, **kwargs: Any) -> Any:
         form.update(outputs=outputs, made=made, masks=metadata_of(made, MASK), logits=metadata_of(made, LOGITS))
         return [*tensors_of(made), *not_none(form["masks"]), *not_none(form["logits"]), *added]
 
-    trained = {id(variable): variable for variable in layer.trainable_variables}
+    # Uses the variables' own flags, as a model does: a frozen layer may contain trainable adapters.
+    trained = {id(variable): variable for variable in layer.variables if variable.trainable}
     others = [variable for variable in layer.variables if id(variable) not in trained]
 
     def recompute(state: Sequence[Any], *tensors: Any) -> list[Any]:
