@@ -116,6 +116,55 @@ def test_equals_one_device_that_holds_all() -> None:
     assert_same(trained(of_words, sentences(), labels(), again=True, strategy=two), words, TOLERANCE)
 
 
+def of_adapters(*, quantize: bool = False) -> Any:
+    """Returns frozen blocks that contain trainable adapters, as KerasHub's ``enable_lora`` makes them."""
+    blocks = [keras.Sequential([L.Dense(16, "tanh"), L.Dense(6)], name=f"block_{k}") for k in "ab"]
+    model = keras.Sequential([keras.Input((6,)), *blocks, L.Dense(3, "softmax")])
+    if quantize:
+        model.quantize("int8")
+    for layer in model._flatten_layers(include_self=False):
+        layer.trainable = False
+    for block in blocks:
+        for k, layer in enumerate(block.layers):
+            layer.trainable = True
+            layer.enable_lora(2)
+            # From Keras' zeros, the first step would reach the second adapter only.
+            adapter = layer.lora_kernel_b
+            adapter.assign(np.random.default_rng(k).normal(size=adapter.shape))
+    return model
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("quantize", [False, pytest.param(True, marks=pytest.mark.parity_all)])
+def test_adapters_in_frozen_blocks(quantize: bool) -> None:
+    make = functools.partial(of_adapters, quantize=quantize)
+    held, again = (trained(make, vectors(), labels(), again=each) for each in (False, True))
+    assert_same(again, held, 0)
+    assert np.abs(held[1][0][0] - held[1][0][-1]) > 1e-3
+    split = trained(
+        lambda: keras_ext.parallelize(make()),
+        vectors(),
+        labels(),
+        again=True,
+        strategy=mesh_strategy({"data": 2, "tensor": 2}),
+    )
+    assert_same(split, held, TOLERANCE)
+
+
+@pytest.mark.parity_all
+def test_adapters_that_are_enabled_later() -> None:
+    def make(again: bool) -> Any:
+        model = of_adapters()
+        if again:
+            keras_ext.rematerialize(model, ["block_a", "block_b", model.layers[-1].name])
+        model.layers[-1].trainable = True
+        model.layers[-1].enable_lora(2)
+        return model
+
+    held, again = (trained(functools.partial(make, each), vectors(), labels(), again=False) for each in (False, True))
+    assert_same(again, held, 0)
+
+
 def test_mixed_precision_computes_in_the_same_precision() -> None:
     def make() -> Any:
         blocks = [keras.Sequential([L.Dense(16, "tanh"), L.LayerNormalization(), L.Dense(6)]) for _ in range(2)]
