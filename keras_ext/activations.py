@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 import contextlib
 import dataclasses
 import functools
@@ -22,7 +21,7 @@ _VIEWS = (keras.layers.Flatten, keras.layers.Identity, keras.layers.Reshape)
 
 
 def activation_bytes(
-    model: Any, num_rows: int, *, length: int | None = None, starts: Sequence[int] = (0,)
+    model: Any, num_rows: int, *, length: int | None = None, stages: Sequence[Sequence[Any]] = ((),)
 ) -> list[StageBytes] | None:
     """Returns the bytes of the outputs of a model's layers for `num_rows` rows, at any depth, each tensor once.
 
@@ -34,7 +33,7 @@ def activation_bytes(
         model: Sequential or Functional; unchanged afterwards.
         num_rows: the size of the first dim of each input.
         length: the size of the other dims of inputs that have none.
-        starts: the numbers of the calls of a graph's operations with which the stages of a pipeline begin.
+        stages: the operations that each stage of a pipeline calls, in this order; one stage for other models.
 
     Returns:
         The bytes of each stage; None for a model without a graph of layers.
@@ -56,7 +55,7 @@ def activation_bytes(
         return keras.KerasTensor((num_rows, *(length if n is None else n for n in x.shape[1:])), dtype=x.dtype)
 
     rows = keras.tree.map_structure(sized, given)
-    with _watched(_operations(model), _Watch(getattr(model, "operations", ()), starts)) as watch:
+    with _watched(_operations(model), _Watch(stages)) as watch:
 
         def compute(inputs: Any) -> Any:
             watch.know_inputs(inputs)
@@ -89,21 +88,23 @@ class StageBytes:
 @contextlib.contextmanager
 def _watched(operations: Sequence[Any], watch: _Watch) -> Iterator[_Watch]:
     """Context manager: counts the tensors that calls of the operations return in the block."""
-    own = [vars(operation).get("call") for operation in operations]
-    for operation in operations:
-        if is_rematerialized(operation):
+    # Keras calls a quantized layer by another method.
+    names = ["quantized_call" if getattr(each, "quantization_mode", None) else "call" for each in operations]
+    own = [vars(operation).get(name) for operation, name in zip(operations, names, strict=True)]
+    for operation, name in zip(operations, names, strict=True):
+        if is_rematerialized(operation) and name == "call":
             call = functools.partial(watch.call_block, operation.call, offloads(operation))
         else:
-            call = functools.partial(watch.call, operation.call, not isinstance(operation, _VIEWS))
-        operation.call = functools.partial(watch.call_in_stage, operation, call)
+            call = functools.partial(watch.call, getattr(operation, name), not isinstance(operation, _VIEWS))
+        setattr(operation, name, functools.partial(watch.call_in_stage, operation, call))
     try:
         yield watch
     finally:
-        for operation, call in zip(operations, own, strict=True):
+        for operation, name, call in zip(operations, names, own, strict=True):
             if call is None:
-                del operation.call
+                delattr(operation, name)
             else:
-                operation.call = call
+                setattr(operation, name, call)
 
 
 def _operations(model: Any) -> list[Any]:
@@ -117,20 +118,19 @@ class _Watch:
     """Counts the tensors that calls return.
 
     Args:
-        operations: the operations of a pipeline's graph.
-        starts: the numbers of the calls of these operations with which the stages of the pipeline begin.
+        stages: the operations that each stage calls.
     """
 
-    def __init__(self, operations: Sequence[Any], starts: Sequence[int]) -> None:
-        self._operations = set(map(id, operations))
-        self._starts = starts
-        self._num_calls = 0
+    def __init__(self, stages: Sequence[Sequence[Any]]) -> None:
+        self._operations = {id(operation) for stage in stages for operation in stage}
+        # The stage of each call, in order.
+        self._calls = iter([k for k, stage in enumerate(stages) for _ in stage])
         self._is_in_stage = False
         self._stage = 0
         # By stage: the bytes of tensors that are held, by id; those that were received; those inside recomputed layers.
-        self._held: list[dict[int, int]] = [{} for _ in starts]
-        self._received: list[dict[int, int]] = [{} for _ in starts]
-        self._blocks: list[list[int]] = [[] for _ in starts]
+        self._held: list[dict[int, int]] = [{} for _ in stages]
+        self._received: list[dict[int, int]] = [{} for _ in stages]
+        self._blocks: list[list[int]] = [[] for _ in stages]
         # Keeps all seen tensors alive: no other tensor can then have the same id.
         self._known: dict[int, Any] = {}
         self._inputs: dict[int, Any] = {}
@@ -162,10 +162,9 @@ class _Watch:
 
     def call_in_stage(self, operation: Any, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Calls an operation, as the next one of the pipeline's graph if it belongs to it."""
-        if len(self._starts) == 1 or self._is_in_stage or id(operation) not in self._operations:
+        if self._is_in_stage or id(operation) not in self._operations:
             return call(*args, **kwargs)
-        self._stage = bisect.bisect_right(self._starts, self._num_calls) - 1
-        self._num_calls += 1
+        self._stage = next(self._calls)
         for each in _tensors_in((args, kwargs)):
             if self._stages_of(each) not in ([], [self._stage]):
                 self._received[self._stage][id(each)] = _bytes_of(each)

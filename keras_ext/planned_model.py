@@ -52,7 +52,8 @@ class PlannedModel:
         schedule = self.model.schedule()
         # Micro-batches differ by at most one row; the first are the largest.
         num_rows = -(-num_rows // self.model.num_microbatches)
-        stages = activation_bytes(self.model, num_rows, length=length, starts=self.model.partition.starts) or []
+        calls = [[node.operation for node in stage.nodes] for stage in self.model._stages]
+        stages = activation_bytes(self.model, num_rows, length=length, stages=calls) or []
         together = [0] * len(self.sizes)
         for k, stage in enumerate(stages):
             num_held, is_recomputed = schedule.num_held(k), k in self.model._remat
