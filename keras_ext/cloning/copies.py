@@ -27,6 +27,7 @@ class Copies:
         instead: given a layer or operation, returns a replacement, not built, or None to have it copied.
         dims: the dim along which a weight is to be cut into shards, by the weight's id.
         rows_of_experts: the ids of experts' weights, which are distributed over the mesh axis "expert".
+        scope: returns a context manager for a layer, in which the variables of its copy are created.
     """
 
     def __init__(
@@ -34,8 +35,12 @@ class Copies:
         instead: Callable[[Any], Any] = lambda layer: None,
         dims: Mapping[int, int] | None = None,
         rows_of_experts: Collection[int] = (),
+        scope: Callable[[Any], contextlib.AbstractContextManager[Any]] | None = None,
     ) -> None:
         self._instead = instead
+        self._given_scope = scope
+        # The layer of each copy, by the copy's id.
+        self._copied_from: dict[int, Any] = {}
         # Holds the old objects as well, so that no other object gets their id.
         self._made: dict[int, tuple[Any, Any]] = {}
         self._dims = dims or {}
@@ -53,12 +58,14 @@ class Copies:
             ValueError: the layer cannot be copied.
         """
         if id(layer) not in self._made:
-            new = self._instead(layer)
-            self._note(layer, self._copied(layer) if new is None else new)
+            with self._scope(layer):
+                new = self._instead(layer)
+                self._note(layer, self._copied(layer) if new is None else new)
         return self._made[id(layer)][1]
 
     def _note(self, layer: Any, new: Any) -> None:
-        self._made.setdefault(id(layer), (layer, new))
+        _, noted = self._made.setdefault(id(layer), (layer, new))
+        self._copied_from.setdefault(id(noted), layer)
 
     def _get_inner(self, layer: Any) -> Any:
         """Returns the copy of a layer that another layer holds; the layer itself if it is not to be copied.
@@ -121,19 +128,34 @@ class Copies:
 
         If the class is a user's, the attributes are copied, too.
         """
+        copy = self.plain_graph(model)
+        if not is_keras_class(model.__class__):
+            copy = self._with_own_class(model, copy)
+        take_settings(model, copy)
+        return copy
+
+    def plain_graph(self, model: Any) -> Any:
+        """Returns a Sequential or Functional model of copies, of Keras' own class; weights are in the same order."""
         self.expect(model)
         owners = {id(weight): layer for layer in model._flatten_layers() for weight in own_variables(layer)}
 
         def call(layer: Any, *args: Any, **kwargs: Any) -> Any:
             mine = functools.partial(self._argument, owners)
             args, kwargs = keras.tree.map_structure(mine, (args, kwargs))
-            return layer(*args, **kwargs)
+            with self._scope(self._copied_from[id(layer)]):
+                return layer(*args, **kwargs)
 
-        copy = cloned(model, self.get, None if isinstance(model, keras.Sequential) else call)
-        if not is_keras_class(model.__class__):
-            copy = self._with_own_class(model, copy)
-        take_settings(model, copy)
-        return copy
+        if isinstance(model, keras.Sequential):
+            # A Sequential builds its layers itself, outside of their scopes.
+            return cloned(model, self.get if self._given_scope is None else self._built_in_scope)
+        return cloned(model, self.get, call)
+
+    def _scope(self, layer: Any) -> contextlib.AbstractContextManager[Any]:
+        return contextlib.nullcontext() if self._given_scope is None else self._given_scope(layer)
+
+    def _built_in_scope(self, layer: Any) -> Any:
+        with self._scope(layer):
+            return self.built(layer)
 
     def _argument(self, owners: Mapping[int, Any], value: Any) -> Any:
         """Returns the copy of a graph's argument if it is a weight of a layer or of the model; else the argument.
@@ -165,6 +187,17 @@ class Copies:
             base.__init__(new, list(copy._layers), name=model.name)
         else:
             base.__init__(new, copy._inputs_struct, copy._outputs_struct, name=model.name)
+        self.take_attributes(model, new)
+        return new
+
+    def take_attributes(self, model: Any, new: Any) -> None:
+        """Copies what a model of a user's class holds to a copy that has the graph: attributes and their order.
+
+        Args:
+            model: the model.
+            new: a Sequential or Functional model of the copies of its layers, whose attributes are kept.
+        """
+        self.expect(model)
         self._note(model, new)
         self._attributes.take(new, model, set(vars(new)))
         self._attributes.count(new, model, ("trainable_variables", "non_trainable_variables"))
@@ -172,7 +205,6 @@ class Copies:
         if not isinstance(model, keras.Sequential):
             made = [self._made.get(id(layer), (None, None))[1] for layer in counted_layers(model)]
             put_in_order(new, made)
-        return new
 
 
 def _build_like(made: Any, layer: Any) -> None:

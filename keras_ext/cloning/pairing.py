@@ -25,7 +25,9 @@ def pairs(old: Any, new: Any) -> list[tuple[Any, Any]]:
         found[id(one)] = (one, other)
         if is_graph(one) and is_graph(other):
             walk_all(one.layers, other.layers)
-        if one.__class__ is other.__class__ or isinstance(other, GatheredWeights):
+        # A pipeline of a task is of a subclass of the task's class.
+        is_staged = is_graph(one) and isinstance(other, one.__class__)
+        if one.__class__ is other.__class__ or is_staged or isinstance(other, GatheredWeights):
             walk_all(_layers_beside(one), _layers_beside(other))
         elif isinstance(other, SplitLayer):
             # A split layer holds the plain layer's inner layers under the same names, except those it does not need.

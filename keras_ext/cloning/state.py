@@ -33,7 +33,7 @@ def copy_state(old: Any, new: Any) -> None:
         if not is_graph(one) and id(one) not in inside:
             inside.update(id(layer) for layer in one._flatten_layers(include_self=False))
             _copy_weights(one, other)
-        if is_graph(one) and one.__class__ is other.__class__:
+        if is_graph(one) and isinstance(other, one.__class__):
             copy_weights(own_variables(one), own_variables(other))
     for one, other in alike:
         if len(one._seed_generators) == len(other._seed_generators):

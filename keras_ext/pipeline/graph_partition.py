@@ -10,9 +10,9 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_ext.pipeline.graph_nodes import Node, nodes_of
 from keras_ext.pipeline.layer_costs import costs_of
 from keras_ext.pipeline.partition import Cost, Partition, at, balanced, uniform
-from keras_ext.pipeline.stage import nodes_of
 from keras_ext.pipeline.stage_layer import PipelineStage
 from strategies import layer_api
 
@@ -92,12 +92,12 @@ def partition_of(graph: Any, num_stages: int, wanted: Wanted, num_held: Callable
         ValueError: the partition is not possible.
     """
     nodes = nodes_of(graph)
-    links, seen = [], set()
+    links, seen = [], set[int]()
     for node in nodes:
         layer = node.operation
-        is_first = layer.name not in seen
-        seen.add(layer.name)
-        links.append(Cost(layer.name, parameters=layer.count_params() if is_first and hasattr(layer, "weights") else 0))
+        is_first = id(layer) not in seen
+        seen.add(id(layer))
+        links.append(Cost(node.name, parameters=layer.count_params() if is_first and hasattr(layer, "weights") else 0))
     if num_stages_of(graph) is not None:
         return _by_stage_layers(nodes, links, num_stages)
     if wanted == "time":
@@ -118,7 +118,7 @@ def partition_of(graph: Any, num_stages: int, wanted: Wanted, num_held: Callable
     return at(links, wanted)
 
 
-def _by_stage_layers(nodes: Sequence[Any], links: Sequence[Cost], num_stages: int) -> Partition:
+def _by_stage_layers(nodes: Sequence[Node], links: Sequence[Cost], num_stages: int) -> Partition:
     """Cuts before the first `PipelineStage` of each stage; other layers belong to the stage before them."""
     starts, stages = [0], []
     for index, node in enumerate(nodes):

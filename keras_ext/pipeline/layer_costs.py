@@ -18,7 +18,8 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_ext.pipeline.stage import Stage, nodes_of
+from keras_ext.pipeline.graph_nodes import Node, nodes_of
+from keras_ext.pipeline.stage import Stage
 from keras_ext.tensor.custom_layers import is_graph
 from strategies import layer_api
 
@@ -166,7 +167,7 @@ class _Call:
             ) from error
 
 
-def _kind(node: Any, given: Sequence[Any]) -> Any:
+def _kind(node: Node, given: Sequence[Any]) -> Any:
     """Returns a key that is equal for calls with equal costs; None if the call cannot be compared with others."""
     layer = node.operation
     if not isinstance(layer, keras.Layer):
@@ -179,7 +180,7 @@ def _kind(node: Any, given: Sequence[Any]) -> Any:
         return None
     arguments = keras.tree.map_structure(
         lambda value: "tensor" if isinstance(value, keras.KerasTensor) else repr(value),
-        [node.arguments.args, node.arguments.kwargs],
+        [node.args, dict(node.kwargs)],
     )
     weights = [(tuple(v.shape), str(v.dtype), v.trainable) for v in layer.weights]
     return (
@@ -202,7 +203,7 @@ def _marks(values: Sequence[Any]) -> Any:
     return total
 
 
-def _words_for(node: Any, tensor: Any) -> Sequence[Any]:
+def _words_for(node: Node, tensor: Any) -> Sequence[Any]:
     """Returns the words that a tensor must consist of at a node; empty if there is no such restriction.
 
     They are the vocabulary of a lookup layer that refuses unknown words. If the node calls a model, they are those of

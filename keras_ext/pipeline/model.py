@@ -8,7 +8,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_ext.cloning import counted_layers, put_in_order
+from keras_ext.cloning import copy_training, counted_layers, put_in_order
 from keras_ext.pipeline import arguments
 from keras_ext.pipeline.executor import ActionCallback
 from keras_ext.pipeline.forward import ForwardPasses
@@ -16,10 +16,12 @@ from keras_ext.pipeline.graph_partition import Wanted, check_positions, num_stag
 from keras_ext.pipeline.losses import check_on_all_ranks
 from keras_ext.pipeline.measured_timeline import measured_timeline
 from keras_ext.pipeline.microbatch import Microbatches
-from keras_ext.pipeline.model_graph import copied, graph_of
+from keras_ext.pipeline.model_graph import StageCopies, graph_of
 from keras_ext.pipeline.placed_stages import PlacedStages
 from keras_ext.pipeline.schedule import Schedule
 from keras_ext.pipeline.stage import cut, stages_of_operations
+from keras_ext.pipeline.stage_calls import StageCalls
+from keras_ext.pipeline.staged_class import StagedModel, has_own_class, keras_base, staged_class
 from keras_ext.pipeline.thread_state import ThreadState
 from keras_ext.pipeline.timeline import Timeline, picture_path
 from keras_ext.pipeline.training_step import train_on_microbatches
@@ -33,12 +35,17 @@ class PipelineModel(keras.Model):
 
     A batch is cut into micro-batches. Stage 0 computes the first, sends its output to stage 1, continues with the
     second, and so on; gradients flow back the same way and are accumulated in the order of the micro-batches.
-    ``compile``, ``fit`` and all other methods are those of a plain model. Results are bit-identical to a plain model
-    that accumulates the gradients of the same micro-batches, and equal to those of the whole batch up to float32
-    rounding, unless a layer depends on several rows: ``BatchNormalization`` normalises by the rows of a micro-batch,
-    even with ``synchronized=True``, and training warns of it.
+    ``compile``, ``fit`` and all other methods are those of a plain model, and a compiled model stays compiled, with its
+    optimizer's slots. Results are bit-identical to a plain model that accumulates the gradients of the same
+    micro-batches, and equal to those of the whole batch up to float32 rounding, unless a layer depends on several rows:
+    ``BatchNormalization`` normalises by the rows of a micro-batch, even with ``synchronized=True``, and training warns
+    of it.
 
-    Saved files contain the plain model. Without the mesh axis "pipe", all stages are on one device.
+    Nested models, such as a backbone, are cut as well. Where two stages call a layer, such as a table that embeds
+    tokens and computes logits, its gradients are summed. A model of a user's class, such as a task of KerasHub, stays
+    one: the pipeline has the attributes and methods of both classes.
+
+    Saved files contain the plain model, in its own class. Without the mesh axis "pipe", all stages are on one device.
 
     Args:
         model: a Sequential or Functional model, built, or a list of layers that begins with a ``keras.Input``;
@@ -104,9 +111,13 @@ class PipelineModel(keras.Model):
             stages_of = stages_of_operations(graph, made)
             positions = [table.placement.position_of(k, len(along)) for k in range(num_stages)]
             check_positions(graph, positions)
-            copy = copied(graph, parts, {name: {positions[k] for k in own} for name, own in stages_of.items()})
-        super().__init__(inputs=copy.input, outputs=copy.output, name=name or graph.name)
-        put_in_order(self, counted_layers(copy))
+            copies = StageCopies(graph, parts, {key: {positions[k] for k in own} for key, own in stages_of.items()})
+            copy = copies.copied()
+            keras_base(type(self)).__init__(self, inputs=copy.input, outputs=copy.output, name=name or graph.name)
+            put_in_order(self, counted_layers(copy))
+            if isinstance(self, StagedModel):
+                copies.take_attributes(model, self)
+            copies.take_state(model if isinstance(self, StagedModel) else graph, self)
         self.num_microbatches = num_microbatches
         #: The layers of each stage; prints as a table.
         self.partition = made
@@ -129,6 +140,14 @@ class PipelineModel(keras.Model):
         # Called at the start and end of each action, while a timeline is measured.
         self._on_action: ActionCallback | None = None
         self._thread = ThreadState()
+        self._calls = StageCalls(self._placed, self._thread)
+        if isinstance(model, keras.Model):
+            copy_training(model, self)
+
+    def __new__(cls, model: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """Creates a pipeline, which is also of the class of `model` if that is a user's class."""
+        staged = staged_class(PipelineModel, model.__class__) if cls is PipelineModel and has_own_class(model) else cls
+        return super().__new__(staged, model, *args, **kwargs)
 
     @property
     def _compile_loss(self) -> Any:
@@ -150,7 +169,7 @@ class PipelineModel(keras.Model):
         """Returns the config of the plain model and the pipeline's arguments, with the cuts as names of layers."""
         return {
             "name": self.name,
-            "model": keras.Model(self.input, self.output, name=self.name).get_config(),
+            "model": self._config_of_plain_model(),
             "num_stages": len(self._stages),
             "num_microbatches": self.num_microbatches,
             "schedule": self._schedule_name,
@@ -163,6 +182,10 @@ class PipelineModel(keras.Model):
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> PipelineModel:
         """Creates a pipeline with the same number of stages, cut at the same layers, with its own weights."""
         return cls(**{**config, "model": keras.Model.from_config(config["model"], custom_objects)})
+
+    def _config_of_plain_model(self) -> dict[str, Any]:
+        config: dict[str, Any] = keras.Model(self.input, self.output, name=self.name).get_config()
+        return config
 
     def schedule(self, num_microbatches: int | None = None) -> Schedule:
         """Returns the actions of each device for a batch, in order; prints as a clock grid.

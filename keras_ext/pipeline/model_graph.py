@@ -8,9 +8,8 @@ from typing import Any
 
 import keras
 
-from keras_ext.cloning import Copies, cloned, copy_state, counted_layers, input_of, put_in_order
-from keras_ext.pipeline.stage import nodes_of
-from keras_ext.tensor.custom_layers import is_graph
+from keras_ext.cloning import Copies, copy_state, counted_layers, input_of, put_in_order
+from keras_ext.pipeline.graph_nodes import nodes_of
 from strategies import layer_api
 
 #: Methods that a user's class may override, and that a pipeline does not call.
@@ -64,7 +63,7 @@ def _check(graph: Any) -> None:
             )
     weights = {id(weight) for weight in graph.weights}
     for node in nodes_of(graph):
-        arguments = keras.tree.flatten((node.arguments.args, node.arguments.kwargs))
+        arguments = keras.tree.flatten((node.args, dict(node.kwargs)))
         used = [each.path for each in arguments if id(each) in weights]
         if used:
             raise ValueError(
@@ -85,41 +84,65 @@ def _with_input(layers: Sequence[Any]) -> list[Any]:
     return [*([] if isinstance(first, keras.layers.InputLayer) else input_of(first)), *layers]
 
 
-def copied(graph: Any, parts: layer_api.ReplicaParts, positions_of: Mapping[str, Collection[int]]) -> Any:
-    """Returns a copy with the same order of weights and each layer's variables at its positions on the axis "pipe".
+class StageCopies:
+    """Copies a model's layers, each with its variables at the positions of its stages on the axis "pipe".
 
     Args:
         graph: a Functional model.
         parts: the parts of the replica.
-        positions_of: the positions of each layer, by its name.
+        positions_of: the positions of each layer or operation of the graph's nodes, by its ``id``.
 
     Raises:
-        ValueError: a layer cannot be copied.
+        ValueError: two layers at different positions contain the same layer.
     """
-    copies = Copies()
-    copies.expect(graph)
-    positions_of_all = _positions_of_all(graph, positions_of)
-    made: dict[int, Any] = {}
-    positions_of_copies: dict[int, Collection[int]] = {}
 
-    def clone(layer: Any) -> Any:
-        with parts.at(pipe=positions_of_all[id(layer)]), _remat_of(layer):
-            made[id(layer)] = new = copies.get(layer)
-        positions_of_copies[id(new)] = positions_of[layer.name]
-        return new
+    def __init__(self, graph: Any, parts: layer_api.ReplicaParts, positions_of: Mapping[int, Collection[int]]) -> None:
+        self._graph, self._parts = graph, parts
+        self._positions_of = _positions_of_all(graph, positions_of)
+        self._copies = Copies(scope=self._scope)
 
-    def call(layer: Any, *args: Any, **kwargs: Any) -> Any:
-        with parts.at(pipe=positions_of_copies[id(layer)]), _remat_of(layer):
-            return layer(*args, **kwargs)
+    def copied(self) -> Any:
+        """Returns a Functional model of the copies, with the same order of weights, without the values.
 
-    copy = cloned(graph, clone, call)
-    copy_state(graph, copy)
-    if [id(made[id(node.operation)]) for node in nodes_of(graph)] != [id(node.operation) for node in nodes_of(copy)]:
-        raise ValueError(f"The copy of {graph.name!r} has its layers in another order. Please report this.")
-    return copy
+        Raises:
+            ValueError: a layer cannot be copied.
+        """
+        return self._copies.plain_graph(self._graph)
+
+    def take_attributes(self, model: Any, new: Any) -> None:
+        """Copies the attributes of a model of a user's class, such as a backbone and a preprocessor.
+
+        Args:
+            model: the model whose graph was given.
+            new: the model that has the graph of copies.
+        """
+        self._copies.take_attributes(model, new)
+
+    def take_state(self, model: Any, new: Any) -> None:
+        """Copies the weights and other learnt state.
+
+        Args:
+            model: the model whose graph was given.
+            new: the model that has the graph of copies.
+
+        Raises:
+            ValueError: the copy has its layers in another order.
+        """
+        copy_state(model, new)
+        wanted = [id(self._copies.get(node.operation)) for node in nodes_of(self._graph)]
+        if wanted != [id(node.operation) for node in nodes_of(new)]:
+            raise ValueError(f"The copy of {self._graph.name!r} has its layers in another order. Please report this.")
+
+    def _scope(self, layer: Any) -> contextlib.AbstractContextManager[Any]:
+        stack = contextlib.ExitStack()
+        # A nested model whose layers are in several stages has no position of its own.
+        if id(layer) in self._positions_of:
+            stack.enter_context(self._parts.at(pipe=self._positions_of[id(layer)]))
+        stack.enter_context(_remat_of(layer))
+        return stack
 
 
-def _positions_of_all(graph: Any, positions_of: Mapping[str, Collection[int]]) -> Mapping[int, Collection[int]]:
+def _positions_of_all(graph: Any, positions_of: Mapping[int, Collection[int]]) -> Mapping[int, Collection[int]]:
     """Returns the positions of a graph's layers, and of the layers inside of them, by their id.
 
     Raises:
@@ -129,28 +152,15 @@ def _positions_of_all(graph: Any, positions_of: Mapping[str, Collection[int]]) -
     for layer in {id(node.operation): node.operation for node in nodes_of(graph)}.values():
         inside = layer._flatten_layers() if isinstance(layer, keras.Layer) else [layer]
         for inner in inside:
-            first, positions = found.setdefault(id(inner), (layer, positions_of[layer.name]))
-            own = positions_of[layer.name]
+            first, positions = found.setdefault(id(inner), (layer, positions_of[id(layer)]))
+            own = positions_of[id(layer)]
             if set(positions) != set(own) and inner.weights:
                 raise ValueError(
                     f"The layers {first.name!r} and {layer.name!r} hold the same layer {inner.name!r}, and are in "
-                    f"stages {sorted(positions)} and {sorted(own)}. Put both into one stage by `partition`"
-                    f"{_or_cut_open([first, layer], inner)}. Received: {inner!r}."
+                    f"stages {sorted(positions)} and {sorted(own)}. Put both into one stage by `partition`. A layer "
+                    f"that is called in two stages itself is fine. Received: {inner!r}."
                 )
     return {key: positions for key, (_, positions) in found.items()}
-
-
-def _or_cut_open(layers: Sequence[Any], shared: Any) -> str:
-    """Returns advice on cutting a nested model, such as a backbone whose embedding is used twice; else ""."""
-    outer = next((layer for layer in layers if is_graph(layer)), None)
-    if outer is None:
-        return ""
-    reverse = ", reverse=True" if isinstance(shared, keras.layers.ReversibleEmbedding) else ""
-    return (
-        f"; or have the pipeline cut the layers of {outer.name!r}, which is a model, and so one layer of yours, by a "
-        f"model of them: keras.Model(inner.input, inner.get_layer({shared.name!r})(inner.output{reverse})), where "
-        f"inner is model.get_layer({outer.name!r}). A layer that is called in two stages itself is fine"
-    )
 
 
 def _remat_of(layer: Any) -> contextlib.AbstractContextManager[Any]:

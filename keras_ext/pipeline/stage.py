@@ -10,6 +10,7 @@ from typing import Any
 import keras
 from keras import ops
 
+from keras_ext.pipeline.graph_nodes import Node, nodes_of
 from keras_ext.pipeline.partition import Partition
 from keras_ext.tensor.split_tensor import whole_tensor
 
@@ -20,13 +21,13 @@ class Stage:
 
     Attributes:
         index: the number of the stage.
-        nodes: Keras' nodes; each is a call of a layer or an operation.
+        nodes: the calls of layers and operations.
         inputs: Keras tensors from outside of the stage: the model's inputs, or results of earlier stages.
         outputs: Keras tensors that later stages use, or that the model returns.
     """
 
     index: int
-    nodes: tuple[Any, ...]
+    nodes: tuple[Node, ...]
     inputs: tuple[Any, ...]
     outputs: tuple[Any, ...]
 
@@ -47,7 +48,7 @@ class Stage:
         """
         values = dict(zip(map(id, self.inputs), inputs, strict=True))
         for node in self.nodes:
-            args, kwargs = node.arguments.fill_in(values)
+            args, kwargs = node.fill_in(values)
             if isinstance(node.operation, keras.Layer) and training is not None:
                 # Overrides the value that the layer got when the graph was created, as a Functional model does.
                 kwargs = {**kwargs, "training": training}
@@ -113,12 +114,6 @@ def _penalties(variables: Sequence[Any]) -> list[Any]:
     return [variable.regularizer(variable) for variable in variables]
 
 
-def nodes_of(graph: Any) -> list[Any]:
-    """Returns the calls of a Functional model's layers and operations, in the order in which Keras computes them."""
-    depths = sorted(graph._nodes_by_depth, reverse=True)
-    return [node for depth in depths for node in graph._nodes_by_depth[depth] if not node.is_input]
-
-
 def cut(graph: Any, partition: Partition) -> list[Stage]:
     """Cuts a Functional model's graph into stages of consecutive nodes.
 
@@ -142,12 +137,12 @@ def cut(graph: Any, partition: Partition) -> list[Stage]:
     return stages
 
 
-def stages_of_operations(graph: Any, partition: Partition) -> Mapping[str, list[int]]:
-    """Returns the stages in which each layer or operation of a graph is called, by its name."""
-    found: dict[str, list[int]] = {}
+def stages_of_operations(graph: Any, partition: Partition) -> Mapping[int, list[int]]:
+    """Returns the stages in which each layer or operation of a graph is called, by its ``id``."""
+    found: dict[int, list[int]] = {}
     for stage in cut(graph, partition):
         for node in stage.nodes:
-            stages = found.setdefault(node.operation.name, [])
+            stages = found.setdefault(id(node.operation), [])
             if stage.index not in stages:
                 stages.append(stage.index)
     return found

@@ -17,6 +17,7 @@ class ThreadState(threading.local):
     Attributes:
         flows: True if calls compute micro-batches that flow through the stages.
         tests: True if, in addition, only the last stage needs the outputs.
+        places: True while calls of layers are placed one by one, and none of them runs.
         added: the losses that layers added in the last call, and do not keep themselves.
         losses: the added losses to show while a loss is computed; None otherwise.
         compiled_loss: the compiled loss to show while a loss is computed; None for the model's.
@@ -25,6 +26,7 @@ class ThreadState(threading.local):
     def __init__(self) -> None:
         self.flows = False
         self.tests = False
+        self.places = False
         self.added: list[Any] = []
         self.losses: list[Any] | None = None
         self.compiled_loss: Any = None

@@ -21,7 +21,7 @@ from typing import Any
 
 import keras
 
-from strategies._keras_hooks import compiled_steps, files, losses, state_trees, train_steps, trainer
+from strategies._keras_hooks import compiled_steps, files, generation, losses, state_trees, train_steps, trainer
 from strategies._keras_hooks.addresses import TensorFlowTrainer
 from strategies._keras_hooks.subclasses import become, reduced, subclass
 from strategies._keras_hooks.wrapping import not_converted, wrap
@@ -38,6 +38,7 @@ def _init(original: Callable[..., None], model: Any) -> None:
     # Keras has no trainers that are not models.
     if engine_of(model.distribute_strategy) is not None and isinstance(model, keras.Model):
         outermost = [_SavesPreset] if hasattr(model, "save_to_preset") else []
+        outermost += [_Generates] if hasattr(model, "make_generate_function") else []
         become(model, subclass(type(model), DistributedModel, *outermost))
 
 
@@ -64,6 +65,15 @@ def _entry(name: str) -> Callable[..., Any]:
         return trainer.enter(getattr(super(DistributedModel, model), name), model, *args, **kwargs)
 
     return entry
+
+
+class _Generates:
+    """Methods that come before those of a model of KerasHub that generates."""
+
+    def make_generate_function(self: Any) -> Callable[..., Any]:
+        """Returns the function that generates a batch; processes of one replica compare their prompts first."""
+        made: Callable[..., Any] = super().make_generate_function()  # type: ignore[misc]
+        return generation.agreed(made, self)
 
 
 class DistributedModel(keras.Model):
