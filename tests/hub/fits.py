@@ -80,12 +80,14 @@ class Machine:
         return f"{self.num_devices} x {self.gigabytes} GB"
 
     def meshes(self) -> Iterator[dict[str, int]]:
-        """Yields the meshes that are tried, those with the fewest messages first."""
-        tensor = 1
-        while tensor <= self.num_devices:
-            sizes = {"data": self.num_devices // tensor, "tensor": tensor}
-            yield {axis: size for axis, size in sizes.items() if size > 1}
-            tensor *= 2
+        """Yields the meshes that are tried, in this order."""
+        yield {"data": self.num_devices}
+        for axis in ("pipe", "tensor"):
+            size = 2
+            while size <= self.num_devices:
+                sizes = {"data": self.num_devices // size, axis: size}
+                yield {name: each for name, each in sizes.items() if each > 1}
+                size *= 2
 
 
 MACHINES = (Machine(2, 24), Machine(4, 24), Machine(8, 80))
@@ -113,7 +115,9 @@ def cell(make: Callable[[], Any], machine: Machine) -> str:
     """
     tried: list[tuple[float, str]] = []
     for mesh in machine.meshes():
-        plan = keras_ext.memory_plan(make, batch_size=ROWS, mesh=mesh, sequence_length=TOKENS)
+        # Micro-batches of one row.
+        number = ROWS // mesh.get("data", 1) if "pipe" in mesh else None
+        plan = keras_ext.memory_plan(make, batch_size=ROWS, mesh=mesh, sequence_length=TOKENS, num_microbatches=number)
         for name, (held, activations) in plan.rows.items():
             if name == "one device":
                 continue
