@@ -108,12 +108,8 @@ def _groups(model: Any, token_ids: Any, rest: Any) -> Microbatches | None:
 def _split(groups: Microbatches, arguments: Any) -> list[Any]:
     """Returns the arguments of each group: tensors with rows are cut, everything else is the same for all."""
     leaves = keras.tree.flatten(arguments)
-    cut = [
-        groups.split(each) if ops.is_tensor(each) and len(each.shape) else [each] * groups.number for each in leaves
-    ]
-    return [
-        keras.tree.pack_sequence_as(arguments, [each[group] for each in cut]) for group in range(groups.number)
-    ]
+    cut = [groups.split(each) if ops.is_tensor(each) and len(each.shape) else [each] * groups.number for each in leaves]
+    return [keras.tree.pack_sequence_as(arguments, [each[group] for each in cut]) for group in range(groups.number)]
 
 
 def _with_hidden_states_on_all(model: Any, made: Sequence[Any]) -> Any:

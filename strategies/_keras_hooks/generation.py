@@ -55,7 +55,10 @@ def _agree(groups: Sequence[ProcessGroup], inputs: Any, stop_token_ids: Any, sam
     Raises:
         ValueError: on all processes, if their prompts differ.
     """
-    own = {"prompts": [_described(inputs, stop_token_ids)], "state": [np.asarray(v).tolist() for v in sampler.variables]}
+    own = {
+        "prompts": [_described(inputs, stop_token_ids)],
+        "state": [np.asarray(v).tolist() for v in sampler.variables],
+    }
     for group in groups:
         found = [json.loads(text) for text in gather_texts(json.dumps(own), group)]
         prompts = sorted({each for one in found for each in one["prompts"]})
