@@ -92,8 +92,8 @@ def _watched(operations: Sequence[Any], watch: _Watch) -> Iterator[_Watch]:
     names = ["quantized_call" if getattr(each, "quantization_mode", None) else "call" for each in operations]
     own = [vars(operation).get(name) for operation, name in zip(operations, names, strict=True)]
     for operation, name in zip(operations, names, strict=True):
-        if is_rematerialized(operation) and name == "call":
-            call = functools.partial(watch.call_block, operation.call, offloads(operation))
+        if is_rematerialized(operation):
+            call = functools.partial(watch.call_block, getattr(operation, name), offloads(operation))
         else:
             call = functools.partial(watch.call, getattr(operation, name), not isinstance(operation, _VIEWS))
         setattr(operation, name, functools.partial(watch.call_in_stage, operation, call))

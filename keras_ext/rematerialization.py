@@ -67,7 +67,8 @@ def rematerialize(model: Any, which: Literal["blocks"] | Sequence[str] = "blocks
                     f"separate function. Leave it out, or set synchronized=False. Received: {inner.name!r} in "
                     f"{layer.name!r}."
                 )
-        layer.call = functools.partial(_recomputed, layer, offload)
+        # Keras calls a quantized layer by the second method.
+        layer.call = layer.quantized_call = functools.partial(_recomputed, layer, offload)
     # A step that was traced earlier would still hold all activations.
     model.train_function = None
     return model
@@ -117,7 +118,8 @@ def _children(layer: Any) -> list[Any]:
 
 def _recomputed(layer: Any, offload: bool, *args: Any, **kwargs: Any) -> Any:
     """Calls a layer's own `call` such that a tape holds only its inputs."""
-    call = functools.partial(type(layer).call, layer)
+    is_quantized = getattr(layer, "quantization_mode", None) is not None
+    call = functools.partial(type(layer).quantized_call if is_quantized else type(layer).call, layer)
     flat = keras.tree.flatten((args, kwargs))
     if layer_api.in_stateless_scope() or not layer_api.may_recompute(flat):
         return call(*args, **kwargs)

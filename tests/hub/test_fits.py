@@ -56,7 +56,7 @@ def test_a_plan_of_a_task_is_what_is_reported(way: str, mesh: dict[str, int]) ->
 
 def test_a_cell_has_the_first_mesh_that_fits() -> None:
     make = functools.partial(fits.task, "Gemma", SIZES, "LoRA")
-    assert fits.cell(make, fits.Machine(2, 1)) == "`data=2`: 0.0"
+    assert fits.cell(make, fits.Machine(2, 1)) == "`data=2`: 0.1"
 
 
 def test_the_page_has_all_lines() -> None:

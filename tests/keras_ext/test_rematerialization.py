@@ -6,6 +6,7 @@ import contextlib
 import functools
 import pathlib
 from typing import Any
+from unittest import mock
 
 import keras
 import numpy as np
@@ -149,6 +150,17 @@ def test_adapters_in_frozen_blocks(quantize: bool) -> None:
         strategy=mesh_strategy({"data": 2, "tensor": 2}),
     )
     assert_same(split, held, TOLERANCE)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_quantized_layer_is_recomputed_itself() -> None:
+    model = of_adapters(quantize=True)
+    layer = model.layers[0].layers[0]
+    keras_ext.rematerialize(model, [layer.name])
+    model.compile("sgd", "sparse_categorical_crossentropy")
+    with mock.patch.object(layer_api, "recomputed", wraps=layer_api.recomputed) as recomputed:
+        model.train_on_batch(np.ones((2, 6), "float32"), np.zeros(2))
+    assert recomputed.call_count == 1
 
 
 @pytest.mark.parity_all
