@@ -125,9 +125,9 @@ def memory_plan(
 
     Args:
         make_model: takes nothing and returns a compiled model; called outside of any strategy's scope. The model is
-            discarded, and takes no memory unless `make_model` reads or assigns weights, as ``quantize`` does: give
-            layers a quantized dtype, such as ``"int8_from_bfloat16"``, instead. With "tensor" or "pipe" it is called
-            twice. It may call `parallelize` and `PipelineModel`, with a `partition` that is not timed.
+            discarded, and takes no memory unless `make_model` reads or assigns weights. ``quantize("int8")`` does
+            neither here; other modes read weights. With "tensor" or "pipe" it is called twice. It may call
+            `parallelize` and `PipelineModel`, with a `partition` that is not timed.
         batch_size: the number of rows of a global batch.
         num_devices: the number of devices; the product of the sizes of `mesh` if left out.
         mesh: as for the strategies; each device has one replica if left out.
@@ -153,11 +153,9 @@ def memory_plan(
 
         print(keras_ext.memory_plan(make_model, batch_size=32, mesh={"data": 2, "tensor": 2}))
     """
-    numbers = {"batch_size": batch_size, "num_devices": num_devices, "sequence_length": sequence_length}
-    for name, value in (numbers | {"num_microbatches": num_microbatches}).items():
-        is_number = isinstance(value, int) and not isinstance(value, bool) and value >= 1
-        if not is_number and (value is not None or name == "batch_size"):
-            raise ValueError(f"{name} is a number of at least 1. Received: {name}={value!r}.")
+    _check_numbers(batch_size=batch_size)
+    given = {"num_devices": num_devices, "num_microbatches": num_microbatches, "sequence_length": sequence_length}
+    _check_numbers(**{name: value for name, value in given.items() if value is not None})
     devices = _mesh(num_devices, mesh)
     ways = _ways(devices, shard, shard_size)
     # The largest number of rows of a replica: these numbers differ by at most one.
@@ -189,6 +187,12 @@ def _largest(planned: PlannedModel, way: Sharing, activations: Sequence[int | No
         (held_bytes(sizes, way, all_stay=stays), own) for sizes, own in zip(planned.sizes, activations, strict=True)
     ]
     return max(held, key=lambda each: _together(*each))
+
+
+def _check_numbers(**numbers: Any) -> None:
+    for name, value in numbers.items():
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ValueError(f"{name} is a number of at least 1. Received: {name}={value!r}.")
 
 
 def _mesh(num_devices: int | None, mesh: Mapping[str, int] | None) -> strategies.DeviceMesh:

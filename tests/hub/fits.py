@@ -109,6 +109,8 @@ def task(family: str, sizes: Mapping[str, Any], way: str) -> Any:
 def cell(make: Callable[[], Any], machine: Machine) -> str:
     """Returns the first mesh on which a model fits, with the GB per device; or that with the fewest GB, if none does.
 
+    Where even an equal share of weights, gradients and slots does not fit, no other mesh is tried.
+
     Args:
         make: as for `memory_plan`.
         machine: the devices.
@@ -118,9 +120,12 @@ def cell(make: Callable[[], Any], machine: Machine) -> str:
         # Micro-batches of one row.
         number = ROWS // mesh.get("data", 1) if "pipe" in mesh else None
         plan = keras_ext.memory_plan(make, batch_size=ROWS, mesh=mesh, sequence_length=TOKENS, num_microbatches=number)
-        for name, (held, activations) in plan.rows.items():
-            if name == "one device":
-                continue
+        rows = dict(plan.rows)
+        whole, _ = rows.pop("one device")
+        least = whole.together / machine.num_devices / 1e9
+        if least > SHARE * machine.gigabytes:
+            return f"does not fit: {least:.1f} at least"
+        for name, (held, activations) in rows.items():
             gigabytes = (held.together + (activations or 0)) / 1e9
             shard = re.findall(r'shard="(\w+)"', name)
             text = ", ".join(f"{axis}={size}" for axis, size in mesh.items()) + "".join(f", {each}" for each in shard)
