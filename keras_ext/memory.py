@@ -115,7 +115,7 @@ def memory_report(model: Any, *, reset_peaks: bool = False) -> MemoryReport:
         model: built; for its slots to exist, also compiled and trained for a step, or with its optimizer built.
         reset_peaks: True to reset the peaks after this report, so that the next report covers only the time since.
     """
-    slots = slots_of(model)
+    slots = slots_of(getattr(model, "optimizer", None))
     has_optimizer = getattr(model, "optimizer", None) is not None
     counts: tuple[dict[str, int], ...] = (
         strategies.bytes_per_device(weights_of(model)),
@@ -147,9 +147,8 @@ def weights_of(model: Any) -> list[Any]:
     return [variable for variable in model.variables if id(variable) not in metrics]
 
 
-def slots_of(model: Any) -> list[Any]:
-    """Returns the variables of a model's optimizer and of the optimizer that it wraps; empty without an optimizer."""
-    optimizer = getattr(model, "optimizer", None)
+def slots_of(optimizer: Any) -> list[Any]:
+    """Returns the variables of an optimizer and of the optimizer that it wraps; empty without an optimizer."""
     slots = [] if optimizer is None else list(optimizer.variables)
     inner = getattr(optimizer, "inner_optimizer", None)
     if inner is not None:

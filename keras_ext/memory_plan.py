@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
-import keras
-
-from keras_ext.activations import activation_bytes
-from keras_ext.memory import slots_of, weights_of
+import strategies
+from keras_ext.planned_model import PlannedModel, planned_model
 from keras_ext.text_table import text_table
 from strategies import layer_api
-from strategies.planning import HeldBytes, ModelSizes, Sharing, Weight, held_bytes
+from strategies.planning import HeldBytes, Sharing, held_bytes
 
 _UNITS = ((10**9, "GB"), (10**6, "MB"), (10**3, "kB"), (1, "bytes"))
 
@@ -25,7 +24,7 @@ class MemoryPlan:
         num_parameters: the number of parameters of the model, trained or not.
         batch_size: the number of rows of a global batch.
         asked: the name of the requested row, such as ``'shard="weights"'``.
-        rows: for each configuration, by its name, the bytes of the model and of activations on a device.
+        rows: for each configuration, by its name, the bytes of the model, and of activations, on the device with most.
 
     Example:
 
@@ -66,7 +65,7 @@ class MemoryPlan:
 
     @property
     def activations(self) -> int | None:
-        """The bytes of layers' outputs for the rows of a replica; None for a model without a graph of layers."""
+        """The bytes of layers' outputs for the rows of a device; None for a model without a graph of layers."""
         return self.rows[self.asked][1]
 
     @property
@@ -100,109 +99,146 @@ def memory_plan(
     make_model: Callable[[], Any],
     *,
     batch_size: int,
-    num_devices: int,
+    num_devices: int | None = None,
+    mesh: Mapping[str, int] | None = None,
     shard: Literal["optimizer", "gradients", "weights"] | None = None,
     shard_size: int | None = None,
+    num_microbatches: int | None = None,
+    sequence_length: int | None = None,
 ) -> MemoryPlan:
     """Counts the bytes that training a model will take on each device, without allocating its weights.
 
-    Weights, gradients, slots and gathered weights are what :func:`memory_report` counts once the model is made, on a
-    mesh with "data" alone. Random generators and the counters of Keras' automatic names do not change.
+    Weights, gradients, slots and gathered weights are what :func:`memory_report` counts once the model is made, on the
+    device with the most. Frozen weights, such as those below adapters (LoRA), have neither gradients nor slots; those
+    that are quantized count the bytes of their dtype, and their scales. Random generators and the counters of Keras'
+    automatic names do not change.
+
+    With "tensor" or "pipe" in the mesh, the model is split by :func:`parallelize`, and cut into stages of equal numbers
+    of parameters by :class:`PipelineModel`, unless `make_model` does so itself. A device then has the weights of its
+    shards and stages, and all weights that are the same on each of them, as in a process of its own.
 
     Activations are a lower bound: the outputs of the layers of a Sequential or Functional model for a replica's rows,
-    at any depth, each tensor once. Tensors that operations inside a layer's own call hold are not known. For a model of
-    :func:`rematerialize` they are the inputs of its blocks (without offloaded ones) and the tensors inside the largest
-    block.
+    at any depth, each tensor once. Tensors that operations inside a layer's own call hold are not known. Of an output
+    that stays in pieces on the axis "tensor", one piece counts. A stage of a pipeline holds as many micro-batches as
+    its schedule says, with the tensors that it receives. For a model of :func:`rematerialize` they are the inputs of
+    its blocks (without offloaded ones) and the tensors inside the largest block.
 
     Args:
         make_model: takes nothing and returns a compiled model; called outside of any strategy's scope. The model is
-            discarded, and takes no memory unless `make_model` reads or assigns weights.
+            discarded, and takes no memory unless `make_model` reads or assigns weights. ``quantize("int8")`` does
+            neither here; other modes read weights. With "tensor" or "pipe" it is called twice. It may call
+            `parallelize` and `PipelineModel`, with a `partition` that is not timed.
         batch_size: the number of rows of a global batch.
-        num_devices: the number of devices, each with one replica.
+        num_devices: the number of devices; the product of the sizes of `mesh` if left out.
+        mesh: as for the strategies; each device has one replica if left out.
         shard: as for the strategies.
         shard_size: as for the strategies; it applies to all configurations in the table.
+        num_microbatches: as for `PipelineModel`.
+        sequence_length: the size of the dims of inputs that have none, except the rows. For a task of KerasHub it is
+            that of its preprocessor if left out.
 
     Raises:
         ValueError: a model that is not compiled or has no weights yet, an input of unknown size, a number that does not
-            fit, or a call in a strategy's scope.
+            fit, a mesh with "expert", a call in a strategy's scope; or the model cannot be split, or cut into stages.
+
+    Example, of a model that is fine-tuned with adapters on four devices:
+
+        def make_model():
+            layers = [keras.layers.Dense(1024, "relu"), keras.layers.Dense(1024, "relu"), keras.layers.Dense(8)]
+            model = keras.Sequential([keras.Input((64,)), *layers])
+            for layer in layers:
+                layer.enable_lora(4)
+            model.compile("adam", "mse")
+            return model
+
+        print(keras_ext.memory_plan(make_model, batch_size=32, mesh={"data": 2, "tensor": 2}))
     """
-    for name, value in (("batch_size", batch_size), ("num_devices", num_devices)):
+    _check_numbers(batch_size=batch_size)
+    given = {"num_devices": num_devices, "num_microbatches": num_microbatches, "sequence_length": sequence_length}
+    _check_numbers(**{name: value for name, value in given.items() if value is not None})
+    devices = _mesh(num_devices, mesh)
+    ways = _ways(devices, shard, shard_size)
+    # The largest number of rows of a replica: these numbers differ by at most one.
+    rows = {way.num_replicas: -(-batch_size // way.num_replicas) for way in ways.values()}
+    rows[1] = batch_size
+    whole, alone = {"pipe": 1, "tensor": 1}, devices.size == devices.num_replicas
+    with layer_api.variables_undrawn(whole) as made:
+        model = make_model()
+        one = planned_model(model, made, whole, num_microbatches if alone else None)
+        num_parameters = int(model.count_params())
+        length = sequence_length or getattr(getattr(model, "preprocessor", None), "sequence_length", None)
+        of_one = {count: one.activations(own, length) for count, own in rows.items() if alone or count == 1}
+    found = {"one device": _largest(one, Sharing(), of_one[1])}
+    if alone:
+        found |= {name: _largest(one, way, of_one[way.num_replicas]) for name, way in ways.items()}
+    else:
+        axes = {name: devices.axis_size(name) for name in whole}
+        with layer_api.variables_undrawn(axes) as made:
+            split = planned_model(make_model(), made, axes, num_microbatches)
+            activations = split.activations(rows[devices.num_replicas], length)
+        found |= {name: _largest(split, way, activations) for name, way in ways.items()}
+    return MemoryPlan(num_parameters, batch_size, _asked(ways, shard), found)
+
+
+def _largest(planned: PlannedModel, way: Sharing, activations: Sequence[int | None]) -> tuple[HeldBytes, int | None]:
+    """Returns the bytes of the device of a replica that holds most."""
+    stays = planned.is_pipeline
+    held = [
+        (held_bytes(sizes, way, all_stay=stays), own) for sizes, own in zip(planned.sizes, activations, strict=True)
+    ]
+    return max(held, key=lambda each: _together(*each))
+
+
+def _check_numbers(**numbers: Any) -> None:
+    for name, value in numbers.items():
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise ValueError(f"{name} is a number of at least 1. Received: {name}={value!r}.")
-    ways = _ways(num_devices, shard, shard_size)
-    with layer_api.variables_undrawn() as made:
-        model = make_model()
-        _check(model, made)
-        if not model.optimizer.built:
-            model.optimizer.build(model.trainable_variables)
-        sizes = _sizes_of(model, made)
-        num_parameters = int(model.count_params())
-        # The largest number of rows of a replica: these numbers differ by at most one.
-        rows = {way.num_replicas: -(-batch_size // way.num_replicas) for way in ways.values()}
-        activations = {count: activation_bytes(model, own) for count, own in rows.items()}
-    found = {name: (held_bytes(sizes, way), activations[way.num_replicas]) for name, way in ways.items()}
-    asked = next(name for name, way in ways.items() if (way.num_replicas, way.shard) == (num_devices, shard))
-    return MemoryPlan(num_parameters, batch_size, asked, found)
 
 
-def _ways(num_devices: int, shard: Any, shard_size: int | None) -> dict[str, Sharing]:
-    """Returns the configurations that the table shows, by their names."""
+def _mesh(num_devices: int | None, mesh: Mapping[str, int] | None) -> strategies.DeviceMesh:
+    """Returns the mesh of the devices."""
+    if num_devices is None:
+        if mesh is None or -1 in mesh.values():
+            raise ValueError(
+                "The number of devices is num_devices, or the product of the sizes of the mesh. Received: "
+                f"num_devices=None, mesh={mesh!r}."
+            )
+        num_devices = math.prod(mesh.values())
+    found = strategies.DeviceMesh.from_devices([f"device {i}" for i in range(num_devices)], mesh)
+    if found.axis_size("expert") > 1:
+        raise ValueError(
+            "A plan counts the axes 'data', 'tensor' and 'pipe'. Make the model under a strategy, and print "
+            f"keras_ext.memory_report(model). Received: mesh={dict(mesh or {})}."
+        )
+    return found
+
+
+def _ways(devices: strategies.DeviceMesh, shard: Any, shard_size: int | None) -> dict[str, Sharing]:
+    """Returns the configurations that the table shows below that of one device, by their names."""
     if shard not in (None, "optimizer", "gradients", "weights"):
         raise ValueError(f"shard is 'optimizer', 'gradients', 'weights' or None. Received: shard={shard!r}.")
+    count = devices.num_replicas
     is_size = isinstance(shard_size, int) and not isinstance(shard_size, bool) and shard_size > 1
-    if shard_size is not None and (shard is None or not is_size or num_devices % shard_size):
+    if shard_size is not None and (shard is None or not is_size or count % shard_size):
         raise ValueError(
-            "shard_size is the number of replicas among which shard is divided: a divisor of num_devices, and nothing "
-            f"without shard. Received: shard_size={shard_size!r}, shard={shard!r}, num_devices={num_devices}."
+            "shard_size is the number of replicas among which shard is divided: a divisor of their number, and nothing "
+            f"without shard. Received: shard_size={shard_size!r}, shard={shard!r}, and {count} replicas."
         )
-    if num_devices == 1:
+    axes = ", ".join(f"{axis}={size}" for axis, size in devices.axes.items() if size > 1)
+    is_split = devices.size > count
+    if count == 1:
         # There is no other replica with which to share.
-        return {"one device": Sharing(1, shard)}
-    size = shard_size or num_devices
-    groups = f", by {size}" if size < num_devices else ""
+        return {axes if is_split else "one device": Sharing(1, shard)}
+    size = shard_size or count
+    groups = f", by {size}" if size < count else ""
     stage = "gradients" if shard == "gradients" else "optimizer"
+    before = f"{axes}, " if is_split else ""
     return {
-        "one device": Sharing(),
-        f"{num_devices} replicas": Sharing(num_devices),
-        f'shard="{stage}"{groups}': Sharing(num_devices, stage, size),
-        f'shard="weights"{groups}': Sharing(num_devices, "weights", size),
+        axes if is_split else f"{count} replicas": Sharing(count),
+        f'{before}shard="{stage}"{groups}': Sharing(count, stage, size),
+        f'{before}shard="weights"{groups}': Sharing(count, "weights", size),
     }
 
 
-def _check(model: Any, made: Sequence[Any]) -> None:
-    if not isinstance(model, keras.Model) or getattr(model, "optimizer", None) is None:
-        raise ValueError(f"make_model returns a keras.Model that is compiled. Received: {model!r}.")
-    if not model.built:
-        raise ValueError(
-            "The weights of a model are known once the shapes of its inputs are: begin with keras.Input, or build it "
-            f"in make_model. Received: {model.name!r}, which is not built."
-        )
-    known = set(map(id, made))
-    if outside := [variable.path for variable in model.variables if id(variable.value) not in known]:
-        raise ValueError(
-            "make_model makes all of the model, each time that it is called: weights that exist already take memory. "
-            f"Received: {len(outside)} weights that were made before, such as {outside[0]!r}."
-        )
-
-
-def _sizes_of(model: Any, made: Sequence[Any]) -> ModelSizes:
-    """Returns the sizes of a model and its optimizer; `made` has all of their variables, in the order of creation."""
-    # In the order of creation, in which strategies also enroll them.
-    order = {id(variable): i for i, variable in enumerate(made)}
-    trained = {id(variable) for variable in model.trainable_variables}
-    weights = []
-    for each in sorted(weights_of(model), key=lambda variable: order[id(variable.value)]):
-        may_shard = made[order[id(each.value)]].trainable and keras.backend.is_float_dtype(each.dtype)
-        weights.append(Weight(_bytes_of(each), each.dtype, id(each) in trained, may_shard))
-    slots = slots_of(model)
-    sharded = [each for each in slots if each.shape.num_elements() > 1]
-    return ModelSizes(
-        tuple(weights),
-        sum(map(_bytes_of, sharded)),
-        sum(map(_bytes_of, slots)) - sum(map(_bytes_of, sharded)),
-        layer_api.some_need_whole(model.optimizer),
-    )
-
-
-def _bytes_of(variable: Any) -> int:
-    return int(variable.shape.num_elements() * variable.value.dtype.size)
+def _asked(ways: Mapping[str, Sharing], shard: str | None) -> str:
+    return next(name for name, way in ways.items() if way.shard == shard)

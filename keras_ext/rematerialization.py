@@ -67,7 +67,8 @@ def rematerialize(model: Any, which: Literal["blocks"] | Sequence[str] = "blocks
                     f"separate function. Leave it out, or set synchronized=False. Received: {inner.name!r} in "
                     f"{layer.name!r}."
                 )
-        layer.call = functools.partial(_recomputed, layer, offload)
+        # Keras calls a quantized layer by the second method.
+        layer.call = layer.quantized_call = functools.partial(_recomputed, layer, offload)
     # A step that was traced earlier would still hold all activations.
     model.train_function = None
     return model
@@ -117,7 +118,8 @@ def _children(layer: Any) -> list[Any]:
 
 def _recomputed(layer: Any, offload: bool, *args: Any, **kwargs: Any) -> Any:
     """Calls a layer's own `call` such that a tape holds only its inputs."""
-    call = functools.partial(type(layer).call, layer)
+    is_quantized = getattr(layer, "quantization_mode", None) is not None
+    call = functools.partial(type(layer).quantized_call if is_quantized else type(layer).call, layer)
     flat = keras.tree.flatten((args, kwargs))
     if layer_api.in_stateless_scope() or not layer_api.may_recompute(flat):
         return call(*args, **kwargs)
@@ -140,7 +142,8 @@ def _recomputed(layer: Any, offload: bool, *args: Any, **kwargs: Any) -> Any:
         form.update(outputs=outputs, made=made, masks=metadata_of(made, MASK), logits=metadata_of(made, LOGITS))
         return [*tensors_of(made), *not_none(form["masks"]), *not_none(form["logits"]), *added]
 
-    trained = {id(variable): variable for variable in layer.trainable_variables}
+    # Uses the variables' own flags, as a model does: a frozen layer may contain trainable adapters.
+    trained = {id(variable): variable for variable in layer.variables if variable.trainable}
     others = [variable for variable in layer.variables if id(variable) not in trained]
 
     def recompute(state: Sequence[Any], *tensors: Any) -> list[Any]:

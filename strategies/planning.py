@@ -134,12 +134,13 @@ class Unit:
     is_small: bool = False
 
 
-def held_bytes(sizes: ModelSizes, sharing: Sharing) -> HeldBytes:
+def held_bytes(sizes: ModelSizes, sharing: Sharing, *, all_stay: bool = False) -> HeldBytes:
     """Returns the bytes on the device that holds most.
 
     Args:
-        sizes: the sizes of the model.
+        sizes: the sizes of the model, or of the part of it on a device of each replica.
         sharing: the sharding among its replicas.
+        all_stay: whether gathered weights stay until the step's end, as in a pipeline.
 
     Example:
 
@@ -158,7 +159,7 @@ def held_bytes(sizes: ModelSizes, sharing: Sharing) -> HeldBytes:
         + sum(each.num_bytes for each in whole),
         gradients + sum(each.num_bytes for each in whole if each.is_trained),
         math.ceil(slots) + sizes.replicated_bytes,
-        gathered_bytes(units_of(cut)),
+        gathered_bytes(units_of(cut), all_stay=all_stay),
     )
 
 

@@ -29,6 +29,7 @@ from strategies._keras_hooks import (
     outside,
     owned_variables,
     plain_classes,
+    quantization,
     random,
     replica_attributes,
     stored_values,
@@ -59,6 +60,7 @@ def install() -> None:
     new_variables.install()
     outside.install()
     plain_classes.install()
+    quantization.install()
     random.install()
     replica_attributes.install()
     stored_values.install()

@@ -16,7 +16,7 @@ import numpy as np
 
 from strategies._keras_hooks.addresses import CommonVariable, saving_lib
 from strategies._keras_hooks.wrapping import wrap
-from strategies.replica.deferred import component_of, is_remote
+from strategies.replica.deferred import UnknownValue, component_of, is_remote
 from strategies.replica.driving import current_driver
 from strategies.replica.fetching import take
 from strategies.replica.owners import spans_processes
@@ -70,6 +70,8 @@ def _is_placed(value: Any) -> bool:
 
 
 def _assign(original: Callable[..., Any], variable: Any, value: Any) -> Any:
+    if isinstance(value, UnknownValue):
+        return value
     if not isinstance(value, StoredArray):
         state_writes.check_in_scope(variable.path, variable._value)
         return original(variable, value)

@@ -8,29 +8,54 @@ next such scope initializes.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+import gc
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
 
 from strategies import _keras_hooks
 from strategies._keras_hooks.global_state import global_state_kept
+from strategies.replica.creation_context import creating
 from strategies.replica.deferred import DeferredVariable
+from strategies.replica.parts import Coordinates, current_parts, planned_parts
 from strategies.steps.placed_variables import form_of
 
 
+@dataclass(frozen=True)
+class UndrawnVariable:
+    """A variable made in a block of :func:`variables_undrawn`.
+
+    Attributes:
+        variable: the variable of TensorFlow.
+        coordinates: its coordinates in the replica.
+    """
+
+    variable: tf.Variable
+    coordinates: Coordinates
+
+    def is_at(self, positions: Mapping[str, int]) -> bool:
+        """Returns True if the device at these positions has the variable, where each device has its own process."""
+        return all(positions.get(axis, 0) in at for axis, at in self.coordinates.items())
+
+
 @contextlib.contextmanager
-def variables_undrawn() -> Iterator[list[tf.Variable]]:
+def variables_undrawn(axes: Mapping[str, int] | None = None) -> Iterator[list[UndrawnVariable]]:
     """Context manager: variables that Keras makes from an initializer take no memory until they are read or assigned.
 
-    Yields the variables of TensorFlow, in the order in which they are made. Restores the global state of Keras and the
-    random generators afterwards.
+    Yields the variables, in the order in which they are made. Restores the global state of Keras and the random
+    generators afterwards.
+
+    Args:
+        axes: the sizes of "pipe" and "tensor", in this order, of the mesh of which models are split, and cut into
+            stages, in the block.
 
     Raises:
         ValueError: a variable is made in the scope of a strategy.
     """
     _keras_hooks.install()
-    made: list[tf.Variable] = []
+    made: list[UndrawnVariable] = []
 
     def create(next_creator: Callable[..., tf.Variable], **kwargs: Any) -> tf.Variable:
         if tf.distribute.has_strategy():
@@ -45,8 +70,17 @@ def variables_undrawn() -> Iterator[list[tf.Variable]]:
                 variable: tf.Variable = DeferredVariable(initial_value, **form_of(kwargs))
         else:
             variable = next_creator(**kwargs)
-        made.append(variable)
+        made.append(UndrawnVariable(variable, current_parts().coordinates))
         return variable
 
-    with global_state_kept(), tf.variable_creator_scope(create):
-        yield made
+    # Keras collects garbage whenever a layer is quantized: it need not look through what exists already.
+    freezes = gc.get_freeze_count() == 0
+    if freezes:
+        gc.freeze()
+    parts = planned_parts({"pipe": 1, "tensor": 1, **(axes or {})})
+    with global_state_kept(), parts, creating(only_shapes=True), tf.variable_creator_scope(create):
+        try:
+            yield made
+        finally:
+            if freezes:
+                gc.unfreeze()

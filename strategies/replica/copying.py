@@ -22,12 +22,17 @@ def copy_value(source: Any, target: Any) -> None:
     """Sets a Keras variable or a split weight to the value of another one of the same shape. All processes call it.
 
     Where a replica spans processes, each process sets the parts of `target` that it owns. If neither weight has been
-    drawn yet, the target takes the source's draw function, so that nothing is drawn before it is needed. A weight that
+    drawn yet, the target takes the source's draw function, so that nothing is drawn before it is needed; so it is for a
+    model that is made only for its shapes. A weight that
     was made outside of the strategy's scope may differ between processes: all of them take the value of rank 0.
     """
     source, target = _placed(source), _placed(target)
     parts = _shards(target)
-    if not spans_processes(parts[0]):
+    if not spans_processes(parts[0]) and _all_undrawn(source, target):
+        for index, part in enumerate(parts):
+            weight = target if isinstance(target, SplitWeight) else None
+            draw_by(part, functools.partial(_part, functools.partial(value_of, source), weight, index))
+    elif not spans_processes(parts[0]):
         target.assign(value_of(source))
     elif _cut_alike(source, target):
         for own, shard in zip(source.shards, target.shards, strict=True):
@@ -55,6 +60,10 @@ def _shards(weight: Any) -> Sequence[Any]:
 def _cut_alike(source: Any, target: Any) -> bool:
     split = isinstance(source, SplitWeight) and isinstance(target, SplitWeight)
     return split and (source.dim, source.sizes) == (target.dim, target.sizes)
+
+
+def _all_undrawn(*weights: Any) -> bool:
+    return all(draw_of(shard) is not None for weight in weights for shard in _shards(weight))
 
 
 def _is_local(source: Any, parts: Sequence[Any]) -> bool:

@@ -121,6 +121,19 @@ class DeferredVariable(UninitializedVariable):
         tf.raw_ops.AssignVariableOp(resource=self._handle, value=tensor, validate_shape=False)
 
 
+@dataclasses.dataclass(frozen=True)
+class UnknownValue:
+    """A value of a variable that is made only for its shape. Assigning it leaves the variable without one.
+
+    Attributes:
+        shape: the shape of the value.
+        dtype: the name of its dtype.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+
+
 @contextlib.contextmanager
 def drawn_for_now(variables: Iterable[Any]) -> Iterator[None]:
     """Context manager: deferred Keras or TensorFlow variables are drawn when they are read, and deferred again at exit.

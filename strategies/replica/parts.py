@@ -10,6 +10,8 @@ Under other strategies, and without a strategy, a replica has one part.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import math
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
@@ -20,6 +22,7 @@ import tensorflow as tf
 from strategies._tf_internals import UpdateContext, get_current_replica_id_as_int
 from strategies.collectives.fixed_order import sum_in_order
 from strategies.collectives.process_groups import ProcessGroups
+from strategies.frozen_context import FrozenContext
 from strategies.replica.axis_mappings import AxisMappings
 from strategies.replica.passes import Passes, Recompute
 from strategies.replica.recording import compute_on
@@ -281,7 +284,30 @@ def engine_attribute(strategy: tf.distribute.Strategy, name: str) -> Any:
     return getattr(getattr(strategy.extended, "engine", None), name, None)
 
 
+@dataclasses.dataclass(frozen=True)
+class _Outside:
+    """Holds the parts of a replica outside of the strategies of this package."""
+
+    parts: ReplicaParts = _WHOLE
+
+
+_outside = FrozenContext("keras_strategies_parts", _Outside())
+
+
 def current_parts() -> ReplicaParts:
     """Returns the parts of a replica under the strategy in whose scope this is called."""
     parts = engine_attribute(tf.distribute.get_strategy(), "parts")
-    return parts if isinstance(parts, ReplicaParts) else _WHOLE
+    return parts if isinstance(parts, ReplicaParts) else _outside.get().parts
+
+
+def planned_parts(axes: Mapping[str, int]) -> contextlib.AbstractContextManager[None]:
+    """Context manager: without a strategy, a replica has the parts of a mesh, none of which needs a device.
+
+    Models can be split and cut into stages in it. All that is computed is computed on the host.
+
+    Args:
+        axes: the sizes of the axes "pipe" and "tensor" of the mesh, in this order.
+    """
+    count = math.prod(axes.values())
+    mesh = DeviceMesh.from_devices([f"planned:{part}" for part in range(count)], axes)
+    return _outside.changing(parts=ReplicaParts(mesh, [["CPU:0"] * count], range(count), ProcessGroups()))

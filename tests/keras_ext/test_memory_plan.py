@@ -213,8 +213,8 @@ def test_the_table_has_the_other_ways_to_share() -> None:
         ({"batch_size": 0}, r"batch_size is .*Received: batch_size=0\."),
         ({"num_devices": 1.5}, r"num_devices is .*Received: num_devices=1\.5\."),
         ({"shard": "all"}, r"or None\. Received: shard='all'\."),
-        ({"shard": "weights", "shard_size": 3}, r"divisor of num_devices.*Received: shard_size=3, shard='weights'"),
-        ({"shard_size": 2}, r"nothing without shard\. Received: shard_size=2, shard=None, num_devices=4\."),
+        ({"shard": "weights", "shard_size": 3}, r"divisor of their number.*Received: shard_size=3, shard='weights'"),
+        ({"shard_size": 2}, r"nothing without shard\. Received: shard_size=2, shard=None, and 4 replicas\."),
         ({"make_model": lambda: keras.Sequential([keras.Input((2,))])}, r"that is compiled\. Received: <Seq"),
         ({"make_model": lambda: compiled(keras.Sequential([keras.layers.Dense(2)]))}, r"Received: .*is not built\."),
         (

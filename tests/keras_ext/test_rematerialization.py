@@ -6,6 +6,7 @@ import contextlib
 import functools
 import pathlib
 from typing import Any
+from unittest import mock
 
 import keras
 import numpy as np
@@ -114,6 +115,66 @@ def test_equals_one_device_that_holds_all() -> None:
     words = trained(of_words, sentences(), labels(), again=False)
     two = strategies.MirroredStrategy(devices)
     assert_same(trained(of_words, sentences(), labels(), again=True, strategy=two), words, TOLERANCE)
+
+
+def of_adapters(*, quantize: bool = False) -> Any:
+    """Returns frozen blocks that contain trainable adapters, as KerasHub's ``enable_lora`` makes them."""
+    blocks = [keras.Sequential([L.Dense(16, "tanh"), L.Dense(6)], name=f"block_{k}") for k in "ab"]
+    model = keras.Sequential([keras.Input((6,)), *blocks, L.Dense(3, "softmax")])
+    if quantize:
+        model.quantize("int8")
+    for layer in model._flatten_layers(include_self=False):
+        layer.trainable = False
+    for block in blocks:
+        for k, layer in enumerate(block.layers):
+            layer.trainable = True
+            layer.enable_lora(2)
+            # From Keras' zeros, the first step would reach the second adapter only.
+            adapter = layer.lora_kernel_b
+            adapter.assign(np.random.default_rng(k).normal(size=adapter.shape))
+    return model
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("quantize", [False, pytest.param(True, marks=pytest.mark.parity_all)])
+def test_adapters_in_frozen_blocks(quantize: bool) -> None:
+    make = functools.partial(of_adapters, quantize=quantize)
+    held, again = (trained(make, vectors(), labels(), again=each) for each in (False, True))
+    assert_same(again, held, 0)
+    assert np.abs(held[1][0][0] - held[1][0][-1]) > 1e-3
+    split = trained(
+        lambda: keras_ext.parallelize(make()),
+        vectors(),
+        labels(),
+        again=True,
+        strategy=mesh_strategy({"data": 2, "tensor": 2}),
+    )
+    assert_same(split, held, TOLERANCE)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_quantized_layer_is_recomputed_itself() -> None:
+    model = of_adapters(quantize=True)
+    layer = model.layers[0].layers[0]
+    keras_ext.rematerialize(model, [layer.name])
+    model.compile("sgd", "sparse_categorical_crossentropy")
+    with mock.patch.object(layer_api, "recomputed", wraps=layer_api.recomputed) as recomputed:
+        model.train_on_batch(np.ones((2, 6), "float32"), np.zeros(2))
+    assert recomputed.call_count == 1
+
+
+@pytest.mark.parity_all
+def test_adapters_that_are_enabled_later() -> None:
+    def make(again: bool) -> Any:
+        model = of_adapters()
+        if again:
+            keras_ext.rematerialize(model, ["block_a", "block_b", model.layers[-1].name])
+        model.layers[-1].trainable = True
+        model.layers[-1].enable_lora(2)
+        return model
+
+    held, again = (trained(functools.partial(make, each), vectors(), labels(), again=False) for each in (False, True))
+    assert_same(again, held, 0)
 
 
 def test_mixed_precision_computes_in_the_same_precision() -> None:

@@ -23,8 +23,9 @@ import numpy as np
 import tensorflow as tf
 
 import strategies
-from strategies import _keras_hooks
+from strategies import _keras_hooks, layer_api
 from strategies._keras_hooks import wrapping
+from strategies._keras_hooks.addresses import keras_quantizers
 from strategies._keras_hooks.distributed_callbacks import distribute
 from strategies._keras_hooks.signatures import signature
 from tests.graphs import collect_seldom
@@ -194,6 +195,15 @@ def opened(folder: Path) -> None:
     keras.saving.load_model(folder / "plain.keras")
 
 
+def planned() -> None:
+    """Quantizes a model that is made only for its shapes."""
+    with layer_api.variables_undrawn():
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+        kernel = model.layers[0].kernel
+        keras_quantizers.abs_max_quantize(kernel, 0, to_numpy=True)
+        model.layers[0].quantize("int8")
+
+
 def own_step(count: tf.Variable) -> None:
     """Trains with a custom step that writes a variable of one device, and with two optimizers."""
     model = OwnStep(count)
@@ -275,6 +285,7 @@ def main() -> None:
         opened(Path(folder))
         own_step(count)
     on_parameter_device()
+    planned()
     called = dict(recorder.calls)
     recorder.calls.clear()
     recorder.altered.clear()
