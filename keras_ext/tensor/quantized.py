@@ -141,4 +141,3 @@ class QuantizedRows(_Quantized):
             for i, copy, own in zip(shards.owned, shards.copy(ids), weights, strict=True)
         ]
         return shards.reduce(partial)
-

@@ -94,7 +94,10 @@ def cell(name: str, way: str, mesh: str) -> str:
 def _after_one_rounding(name: str, way: str) -> Mapping[str, float]:
     """Returns the differences of plain Keras from itself, begun with weights that are the next larger numbers."""
     model = tasks.build(name, way)
-    moved = [np.nextafter(each, np.inf, dtype=each.dtype) if each.dtype == np.float32 else each for each in model.get_weights()]
+    moved = [
+        np.nextafter(each, np.inf, dtype=each.dtype) if each.dtype == np.float32 else each
+        for each in model.get_weights()
+    ]
     model.set_weights(moved)
     _compile(name, model)
     expected, found = on_one_device(name, way), results(name, model, ())

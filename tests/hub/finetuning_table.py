@@ -52,7 +52,7 @@ def main() -> None:
     parser.add_argument("--one", nargs=2, metavar=("NAME", "WAY"), help="prints the cells of one row, each on a line")
     arguments = parser.parse_args()
     if arguments.one:
-        _print_cells(*arguments.one, arguments.meshes)
+        _print_cells(arguments.one[0], arguments.one[1], arguments.meshes)
         return
     from tests.hub.tasks import FAMILIES
 

@@ -1,7 +1,7 @@
 """Tasks of KerasHub, fine-tuned on meshes: what is learnt, generated and saved equals plain Keras on one device.
 
-``make test ARGS="tests/hub/test_finetuning.py --parity-all -n0"`` runs all of them; ``python -m tests.hub.finetuning_table
-docs/finetuning_table.md`` writes the table in docs.
+``make test ARGS="tests/hub/test_finetuning.py --parity-all -n0"`` runs all of them; ``python -m
+tests.hub.finetuning_table docs/finetuning_table.md`` writes the table in docs.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ pytest.importorskip("keras_hub", reason="the extra 'hub' is not installed")
 
 import keras_ext
 from tests.hub import tasks, texts
-from tests.hub.finetuning import LIMIT, MESHES, difference, differences, strategy_of
+from tests.hub.finetuning import LIMIT, MESHES, cell, difference, differences, strategy_of
 
 # Warnings from KerasHub's layers, and about weights that no loss depends on.
 pytestmark = [pytest.mark.filterwarnings("ignore::UserWarning"), pytest.mark.usefixtures("without_rewriting")]
@@ -38,8 +38,12 @@ ALL = [(name, way, mesh) for name in tasks.FAMILIES for way in tasks.WAYS for me
     [*GATE, *(pytest.param(*each, marks=pytest.mark.parity_all) for each in ALL if each not in GATE)],
 )
 def test_equals_plain_keras(name: str, way: str, mesh: str) -> None:
-    found = differences(name, way, mesh)
-    assert max(found.values()) <= LIMIT, found
+    found = cell(name, way, mesh)
+    # A reason in brackets: a model whose own rounding grows more than the difference.
+    assert "NOT EQUAL" not in found, found
+    assert not found.startswith("-"), found
+    if (name, way, mesh) in GATE:
+        assert float(found) <= LIMIT
 
 
 @pytest.mark.parametrize(

@@ -47,9 +47,7 @@ def task() -> Any:
     models = keras_hub.models
     vocabulary, merges = _trained()
     keras.utils.set_random_seed(7)
-    backbone = backbones.make(
-        models.GPT2Backbone, vocabulary_size=len(vocabulary), max_sequence_length=SEQUENCE_LENGTH
-    )
+    backbone = backbones.make(models.GPT2Backbone, vocabulary_size=len(vocabulary), max_sequence_length=SEQUENCE_LENGTH)
     preprocessor = models.GPT2CausalLMPreprocessor(
         models.GPT2Tokenizer(vocabulary=vocabulary, merges=merges), sequence_length=SEQUENCE_LENGTH
     )
