@@ -56,6 +56,9 @@ _OTHERS = (
 #: By name: that of the model's family, or of its class.
 FAMILIES: Mapping[str, Family] = {name: _causal(name) for name in _CAUSAL} | {each.task: each for each in _OTHERS}
 
+#: Their routers add a loss that balances experts and is no mean over rows.
+BALANCED = ("Mixtral", "QwenMoe")
+
 
 def build(name: str, way: str) -> Any:
     """Builds a task, and adapts it; weights are the same on every call, those of new adapters random.
