@@ -116,7 +116,7 @@ def _after_one_rounding(name: str, way: str) -> Mapping[str, float]:
 def _coupling(name: str, way: str) -> str:
     """Returns the reason why replicas and micro-batches, which see some rows each, cannot equal one device, if any."""
     model = tasks.build(name, way)
-    return coupling(model, tasks.data_of(model)[0])
+    return coupling(model, _data(name)[0][0])
 
 
 def _first_sentence(error: ValueError) -> str:
@@ -135,7 +135,7 @@ def results(
         samplers: keys of `SAMPLERS` with which it generates, besides the greedy one.
         scope: of the strategy, in which an optimizer is made.
     """
-    inputs, targets, weights = tasks.data_of(model)
+    (inputs, targets, weights), prompts = _data(name)
     history = model.fit(
         *(inputs, targets, tasks.BATCH_SIZE),
         **{"sample_weight": weights, "epochs": EPOCHS, "shuffle": False, "verbose": 0},
@@ -144,7 +144,6 @@ def results(
     found["weights"] = [np.asarray(weight) for weight in model.get_weights()]
     found["predictions"] = _predictions(model, inputs)
     if tasks.FAMILIES[name].generates:
-        prompts = tasks.prompts_of(model)
         found["greedy"] = _arrays(model.generate({**prompts}, stop_token_ids=None))
         if samplers:
             last = int(found["greedy"][0][0, -1])
@@ -160,6 +159,13 @@ def results(
     with tempfile.TemporaryDirectory() as folder:
         found |= _saved(name, model, inputs, pathlib.Path(folder))
     return found
+
+
+@functools.cache
+def _data(name: str) -> tuple[tuple[Any, Any, Any], Any]:
+    """Returns what a family is trained with, and its prompts if it generates."""
+    task = tasks.build(name, "full")
+    return tasks.data_of(task), tasks.prompts_of(task) if tasks.FAMILIES[name].generates else None
 
 
 def _saved(name: str, model: Any, inputs: Any, folder: pathlib.Path) -> dict[str, list[np.ndarray]]:
