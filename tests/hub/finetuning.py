@@ -144,16 +144,16 @@ def results(
     found["weights"] = [np.asarray(weight) for weight in model.get_weights()]
     found["predictions"] = _predictions(model, inputs)
     if tasks.FAMILIES[name].generates:
-        found["greedy"] = _arrays(model.generate({**prompts}, stop_token_ids=None))
+        found["greedy"] = _generated(model, prompts)
         if samplers:
             last = int(found["greedy"][0][0, -1])
-            found["greedy, stopped"] = _arrays(model.generate({**prompts}, stop_token_ids=(last, last + 1)))
+            found["greedy, stopped"] = _generated(model, prompts, (last, last + 1))
         for sampler in samplers:
             with scope():
                 tasks.compile_task(model, sampler=SAMPLERS[sampler]())
             # Twice: the second call goes on with the random states of the first.
             for turn in ("first", "second"):
-                found[f"{sampler}, {turn} call"] = _arrays(model.generate({**prompts}, stop_token_ids=None))
+                found[f"{sampler}, {turn} call"] = _generated(model, prompts)
     if hasattr(tasks.class_of(name), "score"):
         found["scores"] = [np.asarray(model.score(inputs["token_ids"], inputs["padding_mask"]))]
     with tempfile.TemporaryDirectory() as folder:
@@ -166,6 +166,15 @@ def _data(name: str) -> tuple[tuple[Any, Any, Any], Any]:
     """Returns what a family is trained with, and its prompts if it generates."""
     task = tasks.build(name, "full")
     return tasks.data_of(task), tasks.prompts_of(task) if tasks.FAMILIES[name].generates else None
+
+
+def _generated(model: Any, prompts: Any, stop_token_ids: tuple[int, ...] | None = None) -> list[np.ndarray]:
+    """Returns what a task generates from token ids."""
+    if isinstance(model, tasks.class_of("Gemma3CausalLM")):
+        # Without a preprocessor, its `generate` cannot put together the images, which a text has none of.
+        made = model.make_generate_function()({**prompts}, stop_token_ids=stop_token_ids)
+        return [np.asarray(made[kind]) for kind in ("token_ids", "padding_mask")]
+    return _arrays(model.generate({**prompts}, stop_token_ids=stop_token_ids))
 
 
 def _saved(name: str, model: Any, inputs: Any, folder: pathlib.Path) -> dict[str, list[np.ndarray]]:
