@@ -61,7 +61,7 @@ def _adapter_cuts(layer: Any, dims: Iterable[tuple[Any, int]]) -> list[tuple[Any
 
 
 def quantized_cuts(layer: Any, num_shards: int) -> Cuts:
-    """Cuts a layer quantized to int8: a kernel along a dim of its output, a table along its vocabulary, with the scales.
+    """Cuts the int8 kernel of a layer along a dim of its output, or its table along the vocabulary, and the scales.
 
     Args:
         layer: a built ``Dense``, ``EinsumDense``, ``Embedding`` or ``ReversibleEmbedding``.

@@ -39,10 +39,11 @@ def make_plan(
 ) -> Plan:
     """Chooses a split for every layer of a Sequential or Functional model.
 
-    By default every layer that can be split is split; of quantized ones, those with an int8 kernel or table. If the output of a ``Dense`` or
-    ``Conv2D`` goes only to one other layer of its class, through nothing but channelwise layers, it is split by columns
-    and the other by rows, so that the pair costs one all-reduce each way (Shoeybi et al., arXiv:1909.08053, section 3).
-    The rest are split by columns, with gathered outputs, or by rows if the number of outputs is not divisible.
+    By default every layer that can be split is split; of quantized ones, those with an int8 kernel or table, by columns
+    or rows. If the output of a ``Dense`` or ``Conv2D`` goes only to one other layer of its class, through nothing but
+    channelwise layers, it is split by columns and the other by rows, so that the pair costs one all-reduce each way
+    (Shoeybi et al., arXiv:1909.08053, section 3). The rest are split by columns, with gathered outputs, or by rows if
+    the number of outputs is not divisible.
 
     In layers of other classes, weights with more than `LARGE` of the model's parameters are split, and gathered when
     the layer is called.

@@ -56,7 +56,7 @@ class ShardedWeights:
         self.units = Units(layout.process_group.bucket_bytes)
 
     def should_shard(self, kwargs: dict[str, Any]) -> bool:
-        """Returns True if the arguments create a variable to be sharded: a trainable weight, or one quantized to int8."""
+        """Returns True if the arguments create a variable to be sharded: a trainable weight, or a quantized one."""
         if self._optimizer_state.builders:
             return False
         if not self._groups.shards_weights and not makes_sharded_rows(self._groups):

@@ -178,14 +178,17 @@ def names() -> list[str]:
     )
 
 
-def build(name: str) -> Any:
-    """Builds the named backbone with random weights, equal on every call, and without dropout."""
+def build(name: str, **own: Any) -> Any:
+    """Builds the named backbone, without dropout and with random weights, equal on every call.
+
+    `own` replaces arguments of its constructor.
+    """
     import keras
     import keras_hub
 
     keras.utils.set_random_seed(7)
     parts = composed.PARTS[name](make) if name in composed.PARTS else {}
-    model = make(getattr(keras_hub.models, name), **{**OWN.get(name, {}), **parts})
+    model = make(getattr(keras_hub.models, name), **{**OWN.get(name, {}), **parts, **own})
     for layer in model._flatten_layers():
         # Some constructors have no dropout argument.
         if isinstance(layer, keras.layers.Dropout):

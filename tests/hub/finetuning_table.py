@@ -26,7 +26,10 @@ Written by `python -m tests.hub.finetuning_table docs/finetuning_table.md`: task
 random weights, made and adapted in the strategy's scope, split by `parallelize(task)` and `PipelineModel(task,
 num_microbatches=2)` where the mesh has these axes, trained with Adam for two epochs of ten rows in batches of four,
 under `MirroredStrategy` over logical CPU devices, beside plain Keras on one device. LoRA is
-`task.backbone.enable_lora(2)`; QLoRA is `task.quantize("int8")` before it. `shard=weights` is on two replicas.
+`task.backbone.enable_lora(2)`; QLoRA is `task.quantize("int8")` before it. `shard=weights` is on two replicas. Mixtral
+and QwenMoe, whose routers add a loss that is no mean over rows, are given `replace_experts(task)` first, except for
+QLoRA. Under `tensor` each device holds its part of int8 kernels and tables, too; layers quantized to int4 or float8
+would stay whole.
 
 A figure is the largest difference of losses, metrics, all weights, predictions and `score`, and of weights and
 predictions of the file and of the preset as plain KerasHub opens them, relative where numbers are above 1. Generated
@@ -52,7 +55,7 @@ def main() -> None:
     parser.add_argument("--one", nargs=2, metavar=("NAME", "WAY"), help="prints the cells of one row, each on a line")
     arguments = parser.parse_args()
     if arguments.one:
-        _print_cells(*arguments.one, arguments.meshes)
+        _print_cells(arguments.one[0], arguments.one[1], arguments.meshes)
         return
     from tests.hub.tasks import FAMILIES
 

@@ -60,7 +60,7 @@ class _Backbone:
             isinstance(each, keras.layers.BatchNormalization) for each in model._flatten_layers()
         )
         #: The reason why the rows of a batch depend on each other; empty if they do not.
-        self._couples_rows = "" if self._has_statistics else self._coupling(model)
+        self._couples_rows = "" if self._has_statistics else coupling(model, self._inputs)
         self._plain = self._trained(model)
 
     def on(self, axes: Mapping[str, int]) -> Cell:
@@ -123,21 +123,6 @@ class _Backbone:
             else ""
         )
 
-    def _coupling(self, model: Any) -> str:
-        halves = [_rows(self._inputs, slice(i, i + ROWS // 2)) for i in (0, ROWS // 2)]
-        added = [_added_losses(model, rows) for rows in (self._inputs, *halves)]
-        # Not compared with the limit: a dependence on other rows causes far larger differences than rounding.
-        if not np.allclose(added[0], (added[1] + added[2]) / 2, rtol=1e-4):
-            return "a loss that a layer adds, as one that balances experts, is no mean over rows"
-        whole = keras.tree.flatten(model(self._inputs))
-        for output, *parts in zip(whole, *(keras.tree.flatten(model(half)) for half in halves), strict=True):
-            if output.shape[:1] != (ROWS,):
-                continue
-            joined = np.concatenate([np.asarray(part, "float64") for part in parts])
-            if joined.shape != output.shape or not np.allclose(joined, np.asarray(output, "float64"), atol=1e-4):
-                return "what it makes of a row depends on the other rows of the batch, in plain Keras, too"
-        return ""
-
     def _trained(self, model: Any) -> list[Any]:
         """Returns the weights after three steps each of SGD and Adam, and the losses."""
         losses = backbones.losses_of(model)
@@ -150,6 +135,24 @@ class _Backbone:
             ).history
             found += [np.asarray(history["loss"]), *model.get_weights()]
         return found
+
+
+def coupling(model: Any, inputs: Any) -> str:
+    """Returns the reason why the rows of a batch depend on each other; empty if they do not."""
+    rows = len(keras.tree.flatten(inputs)[0])
+    halves = [_rows(inputs, slice(i, i + rows // 2)) for i in (0, rows // 2)]
+    added = [_added_losses(model, each) for each in (inputs, *halves)]
+    # Not compared with the limit: a dependence on other rows causes far larger differences than rounding.
+    if not np.allclose(added[0], (added[1] + added[2]) / 2, rtol=1e-4):
+        return "a loss that a layer adds, as one that balances experts, is no mean over rows"
+    whole = keras.tree.flatten(model(inputs))
+    for output, *parts in zip(whole, *(keras.tree.flatten(model(half)) for half in halves), strict=True):
+        if output.shape[:1] != (rows,):
+            continue
+        joined = np.concatenate([np.asarray(part, "float64") for part in parts])
+        if joined.shape != output.shape or not np.allclose(joined, np.asarray(output, "float64"), atol=1e-4):
+            return "what it makes of a row depends on the other rows of the batch, in plain Keras, too"
+    return ""
 
 
 def _synchronized(model: Any) -> Any:

@@ -1,12 +1,14 @@
 """Tasks of KerasHub, fine-tuned on meshes: what is learnt, generated and saved equals plain Keras on one device.
 
-``make test ARGS="tests/hub/test_finetuning.py --parity-all -n0"`` runs all of them; ``python -m tests.hub.finetuning_table
-docs/finetuning_table.md`` writes the table in docs.
+``make test ARGS="tests/hub/test_finetuning.py --parity-all -n0"`` runs all of them; ``python -m
+tests.hub.finetuning_table docs/finetuning_table.md`` writes the table in docs.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -17,20 +19,32 @@ pytest.importorskip("keras_hub", reason="the extra 'hub' is not installed")
 
 import keras_ext
 from tests.hub import tasks, texts
-from tests.hub.finetuning import LIMIT, MESHES, difference, differences, strategy_of
+from tests.hub.finetuning import LIMIT, MESHES, cell, difference, differences, strategy_of
 
 # Warnings from KerasHub's layers, and about weights that no loss depends on.
 pytestmark = [pytest.mark.filterwarnings("ignore::UserWarning"), pytest.mark.usefixtures("without_rewriting")]
 
-#: One of each mesh, spread over families and ways.
-GATE = (
-    ("GPT2", "LoRA", "data=2"),
-    ("Llama", "full", "shard=weights"),
-    ("Llama", "QLoRA", "tensor=2"),
-    ("GPT2", "LoRA", "data=2, tensor=2"),
+#: False while tasks cannot be put into stages.
+PIPELINES = False
+
+
+def wanted(cells: Iterable[tuple[str, str, str]]) -> tuple[tuple[str, str, str], ...]:
+    return tuple(each for each in cells if PIPELINES or "pipe" not in each[2])
+
+
+#: Spread over meshes, families and ways; cells of one family and way share what is computed on one device. Replicas
+#: alone are in the test of strings.
+GATE = wanted(
+    (
+        ("GPT2", "QLoRA", "tensor=2"),
+        ("GPT2", "QLoRA", "data=2, tensor=2"),
+        ("GPT2", "QLoRA", "pipe=2"),
+        ("Llama", "LoRA", "shard=weights"),
+        ("Llama", "LoRA", "pipe=2, tensor=2"),
+    )
 )
 SAMPLED = ("GPT2", "Llama")
-ALL = [(name, way, mesh) for name in tasks.FAMILIES for way in tasks.WAYS for mesh in MESHES if "pipe" not in mesh]
+ALL = wanted(itertools.product(tasks.FAMILIES, tasks.WAYS, MESHES))
 
 
 @pytest.mark.parametrize(
@@ -38,29 +52,23 @@ ALL = [(name, way, mesh) for name in tasks.FAMILIES for way in tasks.WAYS for me
     [*GATE, *(pytest.param(*each, marks=pytest.mark.parity_all) for each in ALL if each not in GATE)],
 )
 def test_equals_plain_keras(name: str, way: str, mesh: str) -> None:
-    found = differences(name, way, mesh)
+    found = cell(name, way, mesh)
+    # A reason in brackets: a model whose own rounding grows more than the difference.
+    assert "NOT EQUAL" not in found, found
+    assert not found.startswith("-") or (name in tasks.BALANCED and way == "QLoRA"), found
+    if (name, way, mesh) in GATE:
+        assert float(found) <= LIMIT
+
+
+@pytest.mark.parity_all
+@pytest.mark.parametrize(("name", "mesh"), [each[::2] for each in ALL if each[0] in SAMPLED and each[1] == "full"])
+def test_samplers(name: str, mesh: str) -> None:
+    found = differences(name, "full", mesh, ("top-k", "top-p", "beam"))
     assert max(found.values()) <= LIMIT, found
 
 
 @pytest.mark.parametrize(
-    ("name", "mesh", "samplers"),
-    [
-        ("GPT2", "tensor=2", ("top-k",)),
-        *(
-            pytest.param(name, mesh, ("top-k", "top-p", "beam"), marks=pytest.mark.parity_all)
-            for name in SAMPLED
-            for mesh in MESHES
-            if "pipe" not in mesh
-        ),
-    ],
-)
-def test_samplers_with_seeds(name: str, mesh: str, samplers: tuple[str, ...]) -> None:
-    found = differences(name, "full", mesh, samplers)
-    assert max(found.values()) <= LIMIT, found
-
-
-@pytest.mark.parametrize(
-    "mesh", ["tensor=2", *(pytest.param(each, marks=pytest.mark.parity_all) for each in ("data=2", "shard=weights"))]
+    "mesh", ["data=2", *(pytest.param(each, marks=pytest.mark.parity_all) for each in ("tensor=2", "shard=weights"))]
 )
 def test_strings_go_in_and_come_out(mesh: str, tmp_path: Path) -> None:
     import keras_hub
@@ -72,16 +80,16 @@ def test_strings_go_in_and_come_out(mesh: str, tmp_path: Path) -> None:
             model = texts.task()
             if "tensor" in mesh and strategy is not None:
                 model = keras_ext.parallelize(model)
-            tasks.compile_task(model, sampler="greedy")
+            tasks.compile_task(model, sampler=keras_hub.samplers.TopKSampler(k=5, seed=3))
         history = model.fit(texts.rows(), batch_size=tasks.BATCH_SIZE, shuffle=False, verbose=0).history
         generated = model.generate(prompts)
         assert [text.startswith(prompt) for text, prompt in zip(generated, prompts, strict=True)] == [True] * 3
         found.append([generated, [np.asarray(each) for each in history.values()], model.get_weights()])
     assert found[0][0] == found[1][0]
-    assert model.generate(prompts[0]) == generated[0]
+    assert model.generate(prompts[0]).startswith(prompts[0])
     model.save_to_preset(str(tmp_path / "preset"))
     opened = keras_hub.models.CausalLM.from_preset(str(tmp_path / "preset"))
-    opened.compile(sampler="greedy", jit_compile=False)
+    opened.compile(sampler=keras_hub.samplers.TopKSampler(k=5, seed=3), jit_compile=False)
     assert opened.generate(prompts) == generated
     assert difference(found[0][1], found[1][1]) <= LIMIT
     assert difference(found[0][2], found[1][2]) <= LIMIT
