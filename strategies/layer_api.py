@@ -20,7 +20,8 @@ from strategies.engine.engine import engine_of
 from strategies.planning import Sharing
 from strategies.replica.axis_mappings import AxisMappings, as_rows
 from strategies.replica.copying import copy_value
-from strategies.replica.deferred import draw_values, drawn_for_now, in_shapes_only, is_remote
+from strategies.replica.creation_context import values_follow
+from strategies.replica.deferred import draw_values, drawn_for_now, in_shapes_only, is_left_in_file, is_remote
 from strategies.replica.graph_lifetimes import host_callback, in_graph, traced
 from strategies.replica.inputs_only import compute_from_inputs
 from strategies.replica.joinable import NeedsAllMicrobatchesError, joinable_microbatches
@@ -144,6 +145,7 @@ __all__ = [
     "in_microbatches",
     "in_shapes_only",
     "in_stateless_scope",
+    "is_left_in_file",
     "is_remote",
     "joinable_microbatches",
     "joined",
@@ -173,6 +175,7 @@ __all__ = [
     "texts_of_ranks",
     "traced",
     "unrecorded",
+    "values_follow",
     "values_of",
     "variables_undrawn",
     "warn_of_norms",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import logging
 from collections.abc import Callable
@@ -91,17 +90,23 @@ def _load_unread(task_class: Any, preset: str, load: Callable[[], Any]) -> Any:
         extra = {name: shape for file in files for name, shape in file.unused().items()}
         if extra:
             _logger.warning("%r has tensors that no weight of the model takes: %s.", preset, ", ".join(sorted(extra)))
-    # Another process may wait for this one's verdict.
     except Exception as error:
-        text = _all_that_differs(task_class, load) or f"{type(error).__name__}: {error}"
-        agree(preset, text, error)
+        # The other processes wait for this one's verdict.
+        text = _all_that_differs(task_class, load)
+        agree(preset, text or f"{type(error).__name__}: {error}", error, is_known=not text)
     agree(preset, text)
     return made[0]
 
 
 def _all_that_differs(task_class: Any, load: Callable[[], Any]) -> str:
-    """Loads a preset again, and describes everything that is wrong with its files."""
+    """Loads a preset again, and describes everything that is wrong with its files; "" if they fit the model."""
+    end = ""
     with layer_api.global_state_kept(), layer_api.weights_left_in_files(collects=True) as loading:
-        with read_lazily(task_class, loading.differences), contextlib.suppress(Exception):
-            load()
-        return described(loading.close())
+        try:
+            with read_lazily(task_class, loading.differences):
+                load()
+        except Exception as error:
+            # What follows in the preset could not be looked at.
+            end = f"\n{type(error).__name__}: {error}"
+        found = described(loading.close())
+        return found and found + end

@@ -72,12 +72,16 @@ def _noting(port_weight: Callable[..., None], differences: layer_api.Differences
         name = f"{hf_weight_key} (of {keras_variable.path})"
         try:
             shape = tuple(self.get_tensor(hf_weight_key).shape)
-        except Exception:
+        except KeyError:
             differences.missing[name] = expected
             return
         try:
             port_weight(self, keras_variable, hf_weight_key, hook_fn)
         except Exception:
+            differences.misshapen[name] = expected, shape
+            return
+        if differences.misshapen.pop(keras_variable.path, None) is not None:
+            # Noted when it was assigned, under the variable's name alone.
             differences.misshapen[name] = expected, shape
 
     return noting

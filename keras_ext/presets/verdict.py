@@ -18,13 +18,14 @@ def described(found: layer_api.Differences) -> str:
     return "\n".join(sorted(lines))
 
 
-def agree(preset: Any, text: str, error: Exception | None = None) -> None:
-    """Raises the error of any process on all of them; returns if no process has one. All processes call it.
+def agree(preset: Any, text: str, error: Exception | None = None, *, is_known: bool = False) -> None:
+    """Raises an error on all processes if one of them has one; else it returns. All processes call it.
 
     Args:
         preset: the preset.
         text: what this process found wrong; "" if nothing.
         error: the error that this process caught, if any.
+        is_known: True if `error` says it all, such as that of a wrong argument: then this process raises it.
 
     Raises:
         ValueError: a process found something wrong.
@@ -32,6 +33,8 @@ def agree(preset: Any, text: str, error: Exception | None = None) -> None:
     texts = layer_api.texts_of_ranks(text)
     if not any(texts):
         return
+    if error is not None and is_known:
+        raise error
     ranks: dict[str, list[int]] = {}
     for rank, each in enumerate(texts):
         if each:

@@ -189,6 +189,11 @@ def stored_array_of(variable: Any) -> StoredArray | None:
     return draw.array if isinstance(draw, StoredDraw) else None
 
 
+def is_left_in_file(variable: Any) -> bool:
+    """Returns True if a Keras or TensorFlow variable is to be read from a file when it is used."""
+    return stored_array_of(variable) is not None
+
+
 @dataclasses.dataclass(frozen=True)
 class RangeDraw:
     """A draw that returns a range of the elements of a whole value.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -39,7 +40,7 @@ def tokenizer(text: str = TEXT, num_merges: int = 40) -> tuple[dict[str, int], l
     for _ in range(num_merges):
         pairs: Counter[tuple[str, str]] = Counter()
         for word, count in words.items():
-            for pair in zip(word, word[1:], strict=False):
+            for pair in itertools.pairwise(word):
                 pairs[pair] += count
         best = max(pairs, key=lambda pair: (pairs[pair], pair))
         merges.append(" ".join(best))
