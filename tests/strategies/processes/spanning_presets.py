@@ -109,9 +109,7 @@ def test_each_rank_reads_its_stages(presets: Path, read: list[int]) -> None:
     with on(PIPE).scope():
         model = load(
             presets / "own",
-            lambda backbone: keras_ext.PipelineModel(
-                backbone, num_microbatches=2, partition=["transformer_layer_1"]
-            ),
+            lambda backbone: keras_ext.PipelineModel(backbone, num_microbatches=2, partition=["transformer_layer_1"]),
             hub.models.Backbone,
         )
     assert sum(read) == own_elements(model)
@@ -155,7 +153,7 @@ def test_what_is_wrong_on_one_rank_ends_all(mesh: str, tmp_path: Path) -> None:
         (tmp_path / "hub" / "config.json").unlink()
     strategy = on(TENSOR) if mesh == "tensor" else sharded()
     with strategy.scope():
-        with pytest.raises(ValueError, match="On rank 1:\nmissing: .*feedforward_intermediate_dense/bias"):
+        with pytest.raises(ValueError, match=r"On rank 1:\nmissing: .*feedforward_intermediate_dense/bias"):
             load(tmp_path / "own", cls=hub.models.Backbone)
         with pytest.raises(ValueError, match=r"config\.json"):
             load(tmp_path / "hub")
