@@ -51,7 +51,7 @@ def run(case: PresetCase, cluster: str, folder: str, report: Report) -> None:
     """
     tf.get_logger().setLevel("ERROR")
     make = strategies.HorovodStrategy if cluster == "horovod" else strategies.MultiWorkerMirroredStrategy
-    options = {"shard": "weights"} if "tensor" not in case.mesh else {}
+    options: dict[str, Any] = {"shard": "weights"} if "tensor" not in case.mesh else {}
     strategy = make(mesh=dict(case.mesh), **options)
     model: Any = None
 

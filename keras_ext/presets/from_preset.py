@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +16,9 @@ from strategies import layer_api
 _logger = logging.getLogger(__name__)
 
 
-def from_preset(task_class: Any, preset: str, split: Callable[[Any], Any] | None = None, **kwargs: Any) -> Any:
+def from_preset(
+    task_class: Any, preset: str | os.PathLike[str], split: Callable[[Any], Any] | None = None, **kwargs: Any
+) -> Any:
     """Returns a model of a preset whose weights go straight from files into the shards of the strategy in scope.
 
     It replaces ``split(task_class.from_preset(preset, **kwargs))``, and returns the same. But there, each process first
@@ -46,14 +49,20 @@ def from_preset(task_class: Any, preset: str, split: Callable[[Any], Any] | None
 
     Example:
 
-        strategy = strategies.MultiWorkerMirroredStrategy(mesh={"data": -1, "tensor": 4})
+        import keras_hub
+
+        sizes = {"num_layers": 2, "num_heads": 4, "hidden_dim": 32, "intermediate_dim": 64}
+        keras_hub.models.GPT2Backbone(vocabulary_size=64, **sizes).save_to_preset("preset")
+
+        strategy = strategies.MirroredStrategy(["CPU:0", "CPU:1"], mesh={"tensor": 2})
         with strategy.scope():
-            model = keras_ext.from_preset(keras_hub.models.CausalLM, "my_preset", dtype="bfloat16")
-            model.backbone.enable_lora(8)
+            model = keras_ext.from_preset(keras_hub.models.CausalLM, "preset", preprocessor=None)
+            model.backbone.enable_lora(4)
     """
     mesh = layer_api.replica_parts().mesh
+    preset = os.fspath(preset)
     load = functools.partial(task_class.from_preset, preset, **kwargs)
-    if mesh.size == 1:
+    if mesh.axis_size("tensor") == mesh.axis_size("pipe") == 1:
         with layer_api.global_state_kept():
             _load_unread(task_class, preset, load)
         model = load()
@@ -88,7 +97,7 @@ def _load_unread(task_class: Any, preset: str, load: Callable[[], Any]) -> Any:
             made.append(load())
         text = described(loading.close())
         extra = {name: shape for file in files for name, shape in file.unused().items()}
-        if extra:
+        if extra and layer_api.replica_parts().rank == 0:
             _logger.warning("%r has tensors that no weight of the model takes: %s.", preset, ", ".join(sorted(extra)))
     except Exception as error:
         # The other processes wait for this one's verdict.

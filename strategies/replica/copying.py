@@ -81,7 +81,7 @@ def _from_others(source: Any, part: Any) -> Any:
     if spans_processes(_shards(source)[0]):
         return value_of(source)
     shape, dtype = tf.TensorShape(source.shape), tf.as_dtype(source.dtype)
-    return assembled(shape, dtype, slices(job_of(part), 0, shape, dtype, lambda: tf.constant(value_of(source))))
+    return assembled(shape, dtype, slices(job_of(part), 0, shape, dtype, lambda: tf.constant(_undrawn_value(source))))
 
 
 def _take(source: Any, weight: SplitWeight | None, part: Any, index: int) -> None:

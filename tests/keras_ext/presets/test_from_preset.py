@@ -26,7 +26,7 @@ from tests.keras_ext.presets import folders
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
-MESHES: Mapping[str, tuple[dict[str, int], dict[str, str]]] = {
+MESHES: Mapping[str, tuple[dict[str, int], dict[str, Any]]] = {
     "data": ({"data": 2}, {}),
     "sharded": ({"data": 2}, {"shard": "weights"}),
     "tensor": ({"tensor": 2}, {}),
