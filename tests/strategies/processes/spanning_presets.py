@@ -5,8 +5,13 @@ Each rank has its folders on its own disk. Assertions compare values that both k
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import functools
+import gc
 import importlib.util
+import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -140,6 +145,37 @@ def test_trains_adapters_as_one_device(presets: Path) -> None:
         trained(model)
     for one, other in zip(model.get_weights(), expected.get_weights(), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="read from /proc")
+def test_a_rank_holds_no_more_than_its_part_and_a_tensor(tmp_path: Path) -> None:
+    """The figures of a preset of 1.2 GB over four processes: benchmarks/rank_memory."""
+    backbone = folders.gpt2(vocabulary_size=4000, num_heads=16, hidden_dim=1024, intermediate_dim=4096)
+    largest = max(4 * int(np.prod(weight.shape)) for weight in backbone.weights)
+    whole = 4 * backbone.count_params()
+    backbone.save_to_preset(str(tmp_path / "large"))
+    del backbone
+    gc.collect()
+    with contextlib.suppress(AttributeError):
+        # A function of glibc: returns free memory to the system.
+        ctypes.CDLL(None).malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5")
+    before = resident("VmRSS")
+    with on(TENSOR).scope():
+        model = load(tmp_path / "large", cls=hub.models.Backbone)
+    held = resident("VmHWM") - before
+    part = 4 * own_elements(model)
+    assert whole > 1e8
+    assert part < 0.55 * whole
+    # The rest is the model's graph and layers, and what the allocator keeps.
+    assert held <= part + largest + 30e6, (held, part, largest)
+
+
+def resident(name: str) -> int:
+    """Returns the resident bytes of this process, now (VmRSS) or at their peak (VmHWM)."""
+    found = re.search(rf"^{name}:\s*(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE)
+    assert found is not None
+    return 1024 * int(found[1])
 
 
 @pytest.mark.parametrize("mesh", ["tensor", "data"])
