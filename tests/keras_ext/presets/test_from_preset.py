@@ -102,6 +102,41 @@ def test_several_files_and_dtypes(tmp_path: Path) -> None:
     assert_same_weights(hub.models.Backbone.from_preset(str(tmp_path / "bfloat16")), read)
 
 
+def test_quantized(tmp_path: Path) -> None:
+    plain = hub.models.GPT2CausalLM(folders.gpt2(), preprocessor=None)
+    plain.save_to_preset(str(tmp_path / "float32"))
+    plain.backbone.quantize("int8")
+    plain.save_to_preset(str(tmp_path / "int8"))
+
+    def quantized(task: Any) -> Any:
+        task.backbone.quantize("int8")
+        return keras_ext.parallelize(task)
+
+    with on("tensor").scope():
+        loaded = keras_ext.from_preset(hub.models.CausalLM, tmp_path / "int8")
+        made = keras_ext.from_preset(hub.models.CausalLM, tmp_path / "float32", quantized)
+    assert "int8" in {weight.dtype for weight in loaded.weights}
+    assert_same_weights(plain, loaded)
+    assert_same_weights(plain, made)
+
+
+def test_a_head_that_no_file_has(tmp_path: Path) -> None:
+    sizes = {"num_layers": 1, "num_heads": 4, "hidden_dim": 32, "intermediate_dim": 64, "max_sequence_length": 8}
+    hub.models.BertBackbone(vocabulary_size=64, **sizes).save_to_preset(str(tmp_path / "backbone"))
+    settings: dict[str, Any] = {"num_classes": 3, "preprocessor": None}
+    keras.utils.clear_session()
+    keras.utils.set_random_seed(1)
+    plain = hub.models.TextClassifier.from_preset(str(tmp_path / "backbone"), **settings)
+    plain.save_to_preset(str(tmp_path / "task"))
+    keras.utils.clear_session()
+    keras.utils.set_random_seed(1)
+    with on("tensor").scope():
+        made = keras_ext.from_preset(hub.models.TextClassifier, tmp_path / "backbone", **settings)
+        read = keras_ext.from_preset(hub.models.TextClassifier, tmp_path / "task", preprocessor=None)
+    assert_same_weights(plain, made)
+    assert_same_weights(plain, read)
+
+
 def test_a_function_splits_the_model(own: Path) -> None:
     def split(task: Any) -> Any:
         assert all(layer_api.is_left_in_file(weight) for weight in task.weights)
@@ -148,8 +183,7 @@ class TestHubLayout:
     def _installed(self) -> None:
         pytest.importorskip("safetensors")
 
-    @pytest.mark.parametrize("make", [folders.gpt2, folders.llama3])
-    @pytest.mark.parametrize("num_files", [1, 3])
+    @pytest.mark.parametrize(("make", "num_files"), [(folders.gpt2, 1), (folders.llama3, 3)])
     def test_weights(self, make: Any, num_files: int, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
         backbone = make()
         folders.write_in_hub_layout(backbone, tmp_path / "preset", num_files)
