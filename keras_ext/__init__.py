@@ -11,6 +11,7 @@ from keras_ext.pipeline.partition import Partition
 from keras_ext.pipeline.schedule import Schedule
 from keras_ext.pipeline.stage_layer import PipelineStage
 from keras_ext.pipeline.timeline import Timeline
+from keras_ext.presets import from_preset
 from keras_ext.rematerialization import rematerialize
 from keras_ext.sharded_embedding import ShardedEmbedding
 from keras_ext.tensor.attention import ParallelGroupQueryAttention, ParallelMultiHeadAttention
@@ -66,6 +67,7 @@ __all__ = [
     "VocabParallelSparseCategoricalCrossentropy",
     "WeightsComparison",
     "default_plan",
+    "from_preset",
     "memory_plan",
     "memory_report",
     "parallelize",

@@ -12,7 +12,11 @@ from strategies._keras_hooks.new_variables import settled
 from strategies._keras_hooks.plain_classes import saved_as
 from strategies._keras_hooks.shapes import SYMBOLIC_ROWS, shapes_of
 from strategies._keras_hooks.synchronized_norms import warn_of_norms
+<<<<<<< HEAD
 from strategies._keras_hooks.undrawn import UndrawnVariable, variables_undrawn
+=======
+from strategies._keras_hooks.undrawn import variables_undrawn, weights_left_in_files
+>>>>>>> h-preset
 from strategies._keras_hooks.whole_updates import some_need_whole
 from strategies.batches.shares import in_microbatches, split_into
 from strategies.control_plane.preemption import Saver
@@ -20,7 +24,8 @@ from strategies.engine.engine import engine_of
 from strategies.planning import Sharing
 from strategies.replica.axis_mappings import AxisMappings, as_rows
 from strategies.replica.copying import copy_value
-from strategies.replica.deferred import drawn_for_now, in_shapes_only, is_remote
+from strategies.replica.creation_context import values_follow
+from strategies.replica.deferred import draw_values, drawn_for_now, in_shapes_only, is_left_in_file, is_remote
 from strategies.replica.graph_lifetimes import host_callback, in_graph, traced
 from strategies.replica.inputs_only import compute_from_inputs
 from strategies.replica.joinable import NeedsAllMicrobatchesError, joinable_microbatches
@@ -43,10 +48,12 @@ from strategies.replica.row_sums import (
 )
 from strategies.replica.splitting import SplitWeight
 from strategies.replica.stage_messages import Description, GradientParcel, StageMessages, clock_offset
+from strategies.replica.stored_array import StoredArray
 from strategies.replica.weight_identity import note_copy
 from strategies.replica.whole_weights import joined
 from strategies.saving.restoring import state_of
-from strategies.saving.together import from_all_ranks, values_of, write_together
+from strategies.saving.together import from_all_ranks, texts_of_ranks, values_of, write_together
+from strategies.saving.unread_files import Differences
 from strategies.topology.rank_end import PREEMPTED
 
 
@@ -113,13 +120,18 @@ __all__ = [
     "SYMBOLIC_ROWS",
     "AxisMappings",
     "Description",
+    "Differences",
     "GradientParcel",
     "NeedsAllMicrobatchesError",
     "ReplicaParts",
     "RowExchange",
     "SplitWeight",
     "StageMessages",
+<<<<<<< HEAD
     "UndrawnVariable",
+=======
+    "StoredArray",
+>>>>>>> h-preset
     "agree_on",
     "as_constant",
     "as_mean",
@@ -130,6 +142,7 @@ __all__ = [
     "compare_weights",
     "compute_from_inputs",
     "copy_value",
+    "draw_values",
     "drawn_for_now",
     "for_optimizer",
     "from_all_ranks",
@@ -140,6 +153,7 @@ __all__ = [
     "in_microbatches",
     "in_shapes_only",
     "in_stateless_scope",
+    "is_left_in_file",
     "is_remote",
     "joinable_microbatches",
     "joined",
@@ -166,11 +180,14 @@ __all__ = [
     "sum_over_replicas",
     "sum_over_rows",
     "sum_over_rows_before",
+    "texts_of_ranks",
     "traced",
     "unrecorded",
+    "values_follow",
     "values_of",
     "variables_undrawn",
     "warn_of_norms",
+    "weights_left_in_files",
     "write_scalars",
     "write_together",
 ]

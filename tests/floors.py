@@ -215,7 +215,7 @@ ROOMS = (
         "saving",
         2,
         ("strategies.saving",),
-        ("numpy", "tensorflow"),
+        ("numpy", "tensorflow", "h5py"),
         ("collectives", "replica", "steps", "sharding", "engine", "saving"),
     ),
     Room(

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 FLOAT_BYTES = 4
+#: Release criterion: the number of tensors that a rank may hold beyond its weights and, in training, gradients.
+TARGET_TENSORS = 1.0
 #: In the order of measurement. The first pass initializes the weights: nothing before it needs them.
 PHASES = ("build", "first pass", "save_weights", "load_weights", "train", "save")
 

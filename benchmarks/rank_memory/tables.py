@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from harness import ratios
 
-from rank_memory.cases import PHASES, Case, parts_held
+from rank_memory.cases import PHASES, TARGET_TENSORS, Case, parts_held
 from rank_memory.measuring import Measured
-
-#: Release criterion: the number of tensors that a rank may hold beyond its weights and, in training, gradients.
-TARGET_TENSORS = 1.0
 
 
 def held(case: Case, phase: str, measured: Measured) -> list[tuple[float, float]]:

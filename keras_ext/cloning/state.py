@@ -57,7 +57,9 @@ def take_settings(old: Any, new: Any) -> None:
         new.name = old.name
     if new.trainable != old.trainable:
         new.trainable = old.trainable
-    if not new.built and new.dtype_policy != old.dtype_policy:
+    # Keras cannot compare two maps of policies, which quantized models have in their files.
+    is_map = isinstance(old.dtype_policy, keras.dtype_policies.DTypePolicyMap)
+    if not new.built and (is_map or new.dtype_policy != old.dtype_policy):
         new.dtype_policy = old.dtype_policy
 
 

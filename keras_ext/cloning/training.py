@@ -40,7 +40,8 @@ def copy_training(old: Any, new: Any) -> None:
         )
         return
     keras.Model.compile(new, **given)
-    if not old.optimizer.built:
+    # An optimizer of a preset, which KerasHub has chosen, is often replaced before it gets slots.
+    if not old.optimizer.built and not any(map(layer_api.is_left_in_file, old.variables)):
         # Slots in the order of the weights, as in a model that is loaded from a file.
         new.optimizer.build(new.trainable_variables)
         layer_api.agree_on(new.optimizer.variables)

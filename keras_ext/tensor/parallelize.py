@@ -89,7 +89,8 @@ def parallelize(model: Any, plan: Mapping[str, Any] | None = None, *, sequence_p
         # A mixture of experts splits itself when it is copied.
         cut = [choice for choice in chosen.values() if choice.kind != "hidden"]
         dims = {id(weight): dim for choice in cut for weight, dim in choice.dims}
-        split = Copies(instead, dims).graph(model)
+        with layer_api.values_follow():
+            split = Copies(instead, dims).graph(model)
         copy_state(model, split)
         copy_training(model, split)
     return split

@@ -11,7 +11,7 @@ import contextvars
 import pathlib
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Concatenate
 
 import keras
@@ -27,6 +27,7 @@ from strategies.saving.driving import drive
 from strategies.saving.late_errors import late_errors, open_late
 from strategies.saving.one_writer import wait_until_written, write_on_rank_0
 from strategies.saving.restoring import variables_of
+from strategies.saving.unread_files import current_loading
 from strategies.steps.exported_weights import owns_all
 from strategies.steps.partial_sums import accumulators_of, check_known
 
@@ -38,6 +39,8 @@ def install() -> None:
     wrap(legacy_h5_format, "save_model_to_hdf5", _save_legacy, in_step=False)
     wrap(saving_lib.H5IOStore, "_get_h5_file", _get_h5_file, in_step=False)
     wrap(saving_lib, "is_memory_sufficient", _is_memory_sufficient, in_step=False)
+    wrap(saving_lib, "_load_state", _load_state, in_step=False)
+    wrap(saving_lib, "_raise_loading_failure", _raise_loading_failure, in_step=False)
     wrap(saving_api, "load_weights", _load_weights, in_step=False)
     wrap(keras.saving, "load_weights", _load_weights, in_step=False)
     wrap(keras.layers.TFSMLayer, "__init__", _load_layer, in_step=False)
@@ -177,9 +180,37 @@ def _load_weights(
     *args: Rest.args,
     **kwargs: Rest.kwargs,
 ) -> Result:
+    loading = current_loading()
+    if loading is not None:
+        # Reads no value, and waits for no process: another one may lack the file.
+        loading.open(filepath)
+        return original(model, filepath, *args, **kwargs)
     wait_until_written(_engine(model), filepath)
     with _reading(_engine(model)):
         return original(model, filepath, *args, **kwargs)
+
+
+def _load_state(
+    original: Callable[..., None],
+    saveable: Any,
+    weights_store: Any,
+    assets_store: Any,
+    inner_path: str,
+    **kwargs: Any,
+) -> None:
+    """Notes how a layer that could not be loaded differs from the file, while the file is open."""
+    original(saveable, weights_store, assets_store, inner_path, **kwargs)
+    loading, errors = current_loading(), kwargs.get("error_msgs")
+    if loading is not None and loading.collects and errors and id(saveable) in errors:
+        loading.compare(saveable, weights_store.get(inner_path))
+
+
+def _raise_loading_failure(original: Callable[..., None], errors: Mapping[int, Any], warn_only: bool = False) -> None:
+    loading = current_loading()
+    if loading is None or not loading.collects or warn_only:
+        original(errors, warn_only)
+    else:
+        loading.fail(saveable for saveable, _ in errors.values())
 
 
 def _load_model(

@@ -23,6 +23,7 @@ from strategies.replica.owners import spans_processes
 from strategies.replica.splitting import SplitWeight, sharded_weight
 from strategies.replica.stored_array import StoredArray
 from strategies.saving import ranges
+from strategies.saving.unread_files import current_loading
 from strategies.steps import state_writes
 
 _reading: contextvars.ContextVar[bool] = contextvars.ContextVar("keras_strategies_reads_in_ranges", default=False)
@@ -46,6 +47,9 @@ def reading_in_ranges() -> Iterator[None]:
 
 
 def _read(original: Callable[..., Any], store: Any, key: str) -> Any:
+    loading = current_loading()
+    if loading is not None and store.archive is None:
+        return loading.array(saving_lib.safe_get_h5_dataset(store._h5_entry_group, key))
     if not _reading.get() and current_driver() is None:
         return original(store, key)
     dataset = saving_lib.safe_get_h5_dataset(store._h5_entry_group, key)
@@ -75,6 +79,9 @@ def _assign(original: Callable[..., Any], variable: Any, value: Any) -> Any:
     if not isinstance(value, StoredArray):
         state_writes.check_in_scope(variable.path, variable._value)
         return original(variable, value)
+    loading = current_loading()
+    if loading is not None and loading.assign(variable, value):
+        return value
     if not spans_processes(variable) or tuple(value.shape) != tuple(variable.shape):
         return original(variable, np.asarray(value))
     driver = current_driver()

@@ -30,6 +30,7 @@ from strategies.engine import legacy_keras
 from strategies.engine.engine import engine_of
 from strategies.replica.deferred import in_shapes_only
 from strategies.replica.whole_weights import check_frozen
+from strategies.saving.unread_files import current_loading
 from strategies.steps.explained import calling
 from strategies.steps.metric_variables import MetricVariable
 
@@ -154,7 +155,8 @@ def _compile(
 ) -> Result:
     strategy = model.distribute_strategy
     engine = engine_of(strategy)
-    if engine is None:
+    if engine is None or current_loading() is not None:
+        # A model whose weights are left in their files has variables of one device: only its copy is trained.
         return original(model, *args, **kwargs)
     bound = inspect.signature(original).bind(model, *args, **kwargs)
     asked = bound.arguments

@@ -1,4 +1,4 @@
-"""Models that are made only for their shapes: their variables are not initialized, and take no memory.
+"""Models that are made only for their shapes, or to be copied: their variables take no memory until they are used.
 
 ``keras.StatelessScope(initialize_variables=False)`` does not work: in it, Keras refuses variables that are made from a
 value, and therefore every optimizer (because of its iteration); and it adds the variables made there to a list that the
@@ -19,7 +19,11 @@ from strategies import _keras_hooks
 from strategies._keras_hooks.global_state import global_state_kept
 from strategies.replica.creation_context import creating
 from strategies.replica.deferred import DeferredVariable
+<<<<<<< HEAD
 from strategies.replica.parts import Coordinates, current_parts, planned_parts
+=======
+from strategies.saving.unread_files import Loading, loading_unread
+>>>>>>> h-preset
 from strategies.steps.placed_variables import form_of
 
 
@@ -73,6 +77,7 @@ def variables_undrawn(axes: Mapping[str, int] | None = None) -> Iterator[list[Un
         made.append(UndrawnVariable(variable, current_parts().coordinates))
         return variable
 
+<<<<<<< HEAD
     # Keras collects garbage whenever a layer is quantized: it need not look through what exists already.
     freezes = gc.get_freeze_count() == 0
     if freezes:
@@ -84,3 +89,33 @@ def variables_undrawn(axes: Mapping[str, int] | None = None) -> Iterator[list[Un
         finally:
             if freezes:
                 gc.unfreeze()
+=======
+    with global_state_kept(), tf.variable_creator_scope(create):
+        yield made
+
+
+@contextlib.contextmanager
+def weights_left_in_files(*, collects: bool = False) -> Iterator[Loading]:
+    """Context manager: variables take no memory, and files that are loaded into them are not read.
+
+    The variables are those of one device, also in the scope of a strategy. Each is drawn, or read from its file, when
+    it is used; copies in the scope, such as those of ``keras_ext.parallelize``, read only their own parts.
+
+    Args:
+        collects: True to note everything that differs, instead of raising an error for the first weight that does.
+    """
+    _keras_hooks.install()
+
+    def create(next_creator: Callable[..., tf.Variable], **kwargs: Any) -> tf.Variable:
+        # The next creator is that of the strategy, which is to make no variable.
+        del next_creator
+        initial_value = kwargs.get("initial_value")
+        # Handles on the host are enough.
+        with tf.device("CPU:0"):
+            return DeferredVariable(
+                initial_value if callable(initial_value) else lambda: initial_value, **form_of(kwargs)
+            )
+
+    with loading_unread(collects=collects) as loading, tf.variable_creator_scope(create):
+        yield loading
+>>>>>>> h-preset

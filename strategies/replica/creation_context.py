@@ -18,13 +18,21 @@ class CreationContext:
         form: the shape and the dtype of the variable that Keras creates from a callable, which does not reveal them.
         row_axis: the mesh axis over which the rows (first dimension) of new weights are sharded; None if they are not.
         draws_in_place: whether large initial values are drawn in the memory of their variable.
+<<<<<<< HEAD
         only_shapes: whether a model is made only for its shapes, so that its variables need no values.
+=======
+        value_follows: whether another value is assigned right after the creation, so that shards are not drawn.
+>>>>>>> h-preset
     """
 
     form: tuple[Sequence[int], str] | None = None
     row_axis: Literal["data", "expert"] | None = None
     draws_in_place: bool = False
+<<<<<<< HEAD
     only_shapes: bool = False
+=======
+    value_follows: bool = False
+>>>>>>> h-preset
 
 
 _context = FrozenContext("keras_strategies_creation", CreationContext())
@@ -33,6 +41,11 @@ _context = FrozenContext("keras_strategies_creation", CreationContext())
 def creation_context() -> CreationContext:
     """Returns what holds for the variables that are being created."""
     return _context.get()
+
+
+def values_follow() -> contextlib.AbstractContextManager[None]:
+    """Context manager for a copy of a model: shards of its weights are not drawn, since their values follow."""
+    return creating(value_follows=True)
 
 
 def creating(**changed: Any) -> contextlib.AbstractContextManager[None]:

@@ -14,11 +14,13 @@ import dataclasses
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from strategies._tf_internals import UninitializedVariable
 from strategies.replica.creation_context import creating
 from strategies.replica.driving import current_driver
+from strategies.replica.stored_array import StoredArray
 
 #: The prefix of the names of graphs in which Keras only infers shapes, and which never run.
 SHAPES_ONLY = "scratch_graph"
@@ -88,10 +90,15 @@ class DeferredVariable(UninitializedVariable):
     def handle(self) -> Any:
         """The handle. The value is drawn first, except in a graph that only infers shapes."""
         if self.draw is not None and not in_shapes_only():
-            draw, self.draw = self.draw, None
+            self.draw_now()
+        return super().handle
+
+    def draw_now(self) -> None:
+        """Draws the value, if that has not been done yet."""
+        draw, self.draw = self.draw, None
+        if draw is not None:
             with tf.init_scope(), tf.device(self._handle.device), creating(draws_in_place=True):
                 self._fill(draw())
-        return super().handle
 
     @property
     def device(self) -> str:
@@ -150,6 +157,13 @@ def drawn_for_now(variables: Iterable[Any]) -> Iterator[None]:
                 component.forget(draw)
 
 
+def draw_values(variables: Iterable[Any]) -> None:
+    """Draws deferred Keras or TensorFlow variables, or reads them from their files, one after the other."""
+    for component in map(component_of, variables):
+        if isinstance(component, DeferredVariable) and component.draw is not None:
+            component.draw_now()
+
+
 def draw_of(variable: Any) -> Callable[[], Any] | None:
     """Returns a deferred variable's draw function, of the whole value if it is sharded; None if it is drawn."""
     component = component_of(variable)
@@ -167,20 +181,49 @@ def draw_by(variable: Any, draw: Callable[[], Any]) -> None:
 
 
 @dataclasses.dataclass(frozen=True)
+class StoredDraw:
+    """A draw that reads a value from a file. Copies of the variable take over the array, and read only their parts.
+
+    Attributes:
+        array: the value.
+    """
+
+    array: StoredArray
+
+    def __call__(self) -> tf.Tensor:
+        """Returns the value, on the host."""
+        with tf.device("CPU:0"):
+            return tf.convert_to_tensor(np.asarray(self.array))
+
+
+def stored_array_of(variable: Any) -> StoredArray | None:
+    """Returns the array in a file that a deferred variable, if sharded all of it, is to be read from; else None."""
+    draw = draw_of(variable)
+    return draw.array if isinstance(draw, StoredDraw) else None
+
+
+def is_left_in_file(variable: Any) -> bool:
+    """Returns True if a Keras or TensorFlow variable is to be read from a file when it is used."""
+    return stored_array_of(variable) is not None
+
+
+@dataclasses.dataclass(frozen=True)
 class RangeDraw:
     """A draw that returns a range of the elements of a whole value.
 
     Attributes:
         whole: draws the whole value.
-        cut: takes the whole value, returns the range.
+        cut: takes the whole value, a tensor or a `StoredArray`, and returns the range.
     """
 
     whole: Callable[[], Any]
-    cut: Callable[[tf.Tensor], tf.Tensor]
+    cut: Callable[[Any], tf.Tensor]
 
     def __call__(self) -> tf.Tensor:
         """Returns the range, on the host."""
         with tf.device("CPU:0"):
+            if isinstance(self.whole, StoredDraw):
+                return self.cut(self.whole.array)
             return self.cut(tf.convert_to_tensor(self.whole()))
 
 

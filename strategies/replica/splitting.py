@@ -15,6 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from strategies.replica.axis_mappings import AxisMappings
+from strategies.replica.creation_context import creation_context
 from strategies.replica.deferred import is_remote
 from strategies.replica.driving import current_driver
 from strategies.replica.fetching import fetched
@@ -87,8 +88,10 @@ class SplitWeight(WeightMath):
         """Returns an initializer for each shard; together they return the value of `initializer` for the whole weight.
 
         The whole value is drawn once, on the host, and freed when all `owned` shards (None: all shards) have taken
-        their parts.
+        their parts. The shards are zeros if another value follows.
         """
+        if creation_context().value_follows:
+            return [_zeros for _ in self.sizes]
         drawn: list[tf.Tensor] = []
         missing: set[int] = set()
 
@@ -249,6 +252,10 @@ class SplitWeight(WeightMath):
 
     def __repr__(self) -> str:
         return f"<SplitWeight {self.name!r}, shape={self.shape}, {self.sizes} along {self.dim}>"
+
+
+def _zeros(shape: Any, dtype: Any = None, **kwargs: Any) -> tf.Tensor:
+    return tf.zeros(shape, dtype)
 
 
 def weight_of(variable: Any) -> SplitWeight | None:

@@ -68,7 +68,7 @@ class StoredArray(np.lib.mixins.NDArrayOperatorsMixin):
         """Returns a box of the array, which is not read yet either."""
         starts = [own.start for own in self._where]
         moved = (slice(s + own.start, s + own.stop) for s, own in zip(starts, where, strict=True))
-        return StoredArray(self._dataset, tuple(moved))
+        return type(self)(self._dataset, tuple(moved))
 
     def flat(self, begin: int, end: int) -> np.ndarray:
         """Reads the flattened elements `begin` to `end` of the array."""

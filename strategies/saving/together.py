@@ -9,12 +9,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from strategies.collectives.strings import gather_texts
-from strategies.engine.engine import Engine, engine_of
+from strategies.engine.engine import Engine, engine_of, engine_of_processes
 from strategies.replica.splitting import value_of
 from strategies.saving.driving import drive
 from strategies.saving.restoring import variables_of
+from strategies.steps.explained import explained
 from strategies.steps.metric_variables import MetricVariable
 
 
@@ -53,6 +55,18 @@ def from_all_ranks(model: Any, text: str, *, of_optimizer: bool = False) -> list
         return [text]
     is_shared = engine.parts.spans_processes or (of_optimizer and engine.owns_only_part)
     return gather_texts(text, engine.process_group) if is_shared else [text]
+
+
+def texts_of_ranks(text: str) -> list[str]:
+    """Returns the texts of all processes of the current scope's strategy, by rank; only `text` if there is one.
+
+    All processes call it.
+    """
+    engine = engine_of_processes(tf.distribute.get_strategy())
+    if engine is None:
+        return [text]
+    with explained(engine.member):
+        return gather_texts(text, engine.process_group)
 
 
 def _engine(model: Any) -> Engine | None:

@@ -192,6 +192,9 @@ def opened(folder: Path) -> None:
     keras.layers.TFSMLayer(folder / "exported")
     model.save(folder / "plain.keras")
     keras.models.load_model(folder / "plain.keras")
+    model.save_weights(folder / "plain.weights.h5")
+    other = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    other.load_weights(folder / "plain.weights.h5", skip_mismatch=True)
     keras.saving.load_model(folder / "plain.keras")
 
 
