@@ -1,4 +1,4 @@
-"""The text of a file or of all files in a folder; by default source code of this repository. Pure Python, no network."""
+"""The text of a file or of all files in a folder; by default code of this repository. Pure Python, no network."""
 
 from __future__ import annotations
 

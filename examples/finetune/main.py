@@ -30,9 +30,9 @@ flags.DEFINE_string(
 flags.DEFINE_integer("lora_rank", 0, "Rank of LoRA adapters; 0 trains all weights.", lower_bound=0)
 flags.DEFINE_enum("quantize", None, ["int8", "int4"], "Quantizes the frozen weights; with --lora_rank only.")
 flags.DEFINE_enum("shard", None, ["optimizer", "weights"], "What replicas share in shards instead of copies.")
-flags.DEFINE_integer("sequence_length", 64, "Tokens in a row of a batch.", lower_bound=1)
-flags.DEFINE_integer("batch_size", 16, "Global batch size: rows in one step on all devices.", lower_bound=1)
-flags.DEFINE_integer("epochs", 4, "Passes over the text; each ends with validation and a checkpoint.", lower_bound=1)
+flags.DEFINE_integer("sequence_length", 128, "Tokens in a row of a batch.", lower_bound=1)
+flags.DEFINE_integer("batch_size", 8, "Global batch size: rows in one step on all devices.", lower_bound=1)
+flags.DEFINE_integer("epochs", 8, "Passes over the text; each ends with validation and a checkpoint.", lower_bound=1)
 flags.DEFINE_float(
     "learning_rate",
     None,
@@ -47,7 +47,7 @@ flags.DEFINE_float(
 flags.DEFINE_float("global_clipnorm", 1.0, "Clips gradients to this global norm; 0 does not clip.", lower_bound=0.0)
 flags.DEFINE_string("prompt", "", "Prompt of the samples. Default: the start of a document.")
 flags.DEFINE_integer(
-    "sample_length", 64, "Tokens of the samples before and after training, with the prompt; 0 for none.", lower_bound=0
+    "sample_length", 128, "Tokens of the samples before and after training, with the prompt; 0 for none.", lower_bound=0
 )
 flags.DEFINE_float(
     "temperature", 0.7, "Sampling temperature, over the 5 most likely tokens; 0 takes the most likely.", lower_bound=0.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,7 +17,7 @@ from gpt.perplexity import Perplexity
 
 from finetune.options import Options
 
-# Names of biases and norms, and parts of them, which are exempt from weight decay.
+# Names of biases, norms and embeddings, which are exempt from weight decay.
 _NOT_DECAYED = ["bias", "gamma", "beta", "scale", "embeddings"]
 #: The sampler takes one of this number of most likely tokens.
 _TOP_K = 5
@@ -36,7 +37,6 @@ def compiled_task(preset: str, num_updates: int, rate: float, strategy: Any, opt
         OptionError: the preset cannot be read, has no adapters to enable, or cannot be placed on the mesh.
     """
     task: Any = place(lambda: _adapted(_loaded(preset, options), options), strategy, options)
-    # A layer that gets every row, as in a table, would be decayed by Keras' default: these names are exempt.
     optimizer = keras.optimizers.AdamW(
         WarmUpThenDecay(rate, num_updates, options.warmup_steps),
         weight_decay=options.weight_decay,
@@ -85,7 +85,11 @@ def _loaded(preset: str, options: Options) -> Any:
 def _adapted(task: Any, options: Options) -> Any:
     """Returns the task with int8 weights and adapters, as the options say: in this order, which Keras needs."""
     if options.quantize is not None:
-        task.quantize(options.quantize)
+        # Not the task's `quantize`, which in Keras 3.15 stops at the tokenizer.
+        with warnings.catch_warnings():
+            # Of each layer that stays as it is.
+            warnings.filterwarnings("ignore", message=r".* does not have a `quantize` method")
+            task.backbone.quantize(options.quantize)
     if options.lora_rank:
         task.backbone.enable_lora(options.lora_rank)
         if not any("lora" in weight.name for weight in task.trainable_weights):

@@ -23,7 +23,7 @@ def save_preset(task: Any, folder: Path) -> None:
 
 
 def save_adapters(task: Any, path: Path) -> None:
-    """Saves the adapters alone, for `load_lora_weights` of the same backbone in plain KerasHub; all processes call it."""
+    """Saves the adapters alone, for the backbone's `load_lora_weights` in plain KerasHub; all processes call it."""
     _save(lambda part: task.backbone.save_lora_weights(str(part)), path, task.distribute_strategy.is_chief)
 
 

@@ -81,9 +81,11 @@ def learnt_tokenizer(text: Text, num_tokens: int) -> HubTokenizer:
     learnt = json.loads(pairs.to_str())["model"]
     if len(learnt["vocab"]) != num_tokens:
         raise DataError(
-            f"--vocab_size={num_tokens} does not fit {text.source}: {len(learnt['vocab'])} tokens can be learnt from it."
+            f"--vocab_size={num_tokens} does not fit {text.source}: {len(learnt['vocab'])} tokens can be learnt."
         )
-    return HubTokenizer(models.GPT2Tokenizer(learnt["vocab"], [" ".join(pair) for pair in learnt["merges"]]))
+    # The separator is the last token, as in GPT-2: token 0 pads, and `generate` would take padding for an end.
+    vocabulary = {token: number - 1 for token, number in learnt["vocab"].items()} | {_SEPARATOR: num_tokens - 1}
+    return HubTokenizer(models.GPT2Tokenizer(vocabulary, [" ".join(pair) for pair in learnt["merges"]]))
 
 
 def save_preset(folder: str, backbone: Any, tokenizer: HubTokenizer, sequence_length: int) -> None:

@@ -27,8 +27,8 @@ flags.DEFINE_enum(
     "tokenizer",
     "bytes",
     ["bytes", "bpe", "gpt2", "preset"],
-    "Tokens: bytes, byte pairs learnt from the text by sentencepiece, byte pairs learnt from it in the format of GPT-2's "
-    "in KerasHub, or those of --backbone's preset.",
+    "Tokens: bytes; byte pairs learnt from the text, by sentencepiece or, as gpt2, in the format of GPT-2 in KerasHub; "
+    "or those of --backbone's preset.",
 )
 flags.DEFINE_integer("vocab_size", 1024, "Number of tokens for --tokenizer=bpe or gpt2.", lower_bound=1)
 flags.DEFINE_integer("sequence_length", 64, "Tokens in a row of a batch: the context of the model.", lower_bound=1)
