@@ -16,6 +16,7 @@ from gpt import rows
 from gpt.backbone import as_inputs
 from gpt.hub import keras_hub
 from gpt.text import Text
+from gpt.tokens import Tokens
 
 from finetune import saving
 from finetune.model import compiled_task, of_tokens
@@ -109,18 +110,17 @@ def run(options: Options, text: Text) -> Result:
     return Result(before=first, samples=(before, after), outcome=outcome)
 
 
-def packed(preset: str, text: Text) -> rows.Tokens:
+def packed(preset: str, text: Text) -> Tokens:
     """Returns the tokens of all documents, each between the start and the end token of the preset's tokenizer.
 
     Where these are one token, as for GPT-2, it stands once between two documents.
     """
     tokenizer = keras_hub().models.Tokenizer.from_preset(preset)
-    start, end = int(tokenizer.start_token_id), int(tokenizer.end_token_id)
-    parts = []
-    for document in text.documents:
-        encoded = np.asarray(tokenizer(document.decode()), np.int32)
-        parts += [np.int32([start]), encoded, np.int32([end] if end != start else [])]
-    return np.concatenate([*parts, np.int32([end] if end == start else [])])
+    start, end = (np.array([token], np.int32) for token in (tokenizer.start_token_id, tokenizer.end_token_id))
+    documents = [np.asarray(tokenizer(document.decode()), np.int32) for document in text.documents]
+    if start == end:
+        return rows.pack(documents, int(end[0]))
+    return np.concatenate([part for document in documents for part in (start, document, end)])
 
 
 def rate_of(options: Options) -> float:
