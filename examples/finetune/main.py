@@ -50,7 +50,7 @@ flags.DEFINE_integer(
     "sample_length", 128, "Tokens of the samples before and after training, with the prompt; 0 for none.", lower_bound=0
 )
 flags.DEFINE_float(
-    "temperature", 0.7, "Sampling temperature, over the 5 most likely tokens; 0 takes the most likely.", lower_bound=0.0
+    "temperature", 0.5, "Sampling temperature, over the 5 most likely tokens; 0 takes the most likely.", lower_bound=0.0
 )
 flags.DEFINE_string("save", None, "Folder for the tuned preset. Default: `preset` in the run folder.")
 flags.DEFINE_string("save_adapters", None, "File, ending in .lora.h5, for the adapters alone.")

@@ -28,7 +28,7 @@ class Options(PlacingOptions, RunOptions):
     global_clipnorm: float = 1.0
     prompt: str = ""
     sample_length: int = 128
-    temperature: float = 0.7
+    temperature: float = 0.5
     save: str | None = None
     save_adapters: str | None = None
 
