@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 
 #: Peak learning rates: of KerasHub's guides for presets of published size, and for the small model of this example.
 _RATE = 5e-5
-_RATE_OF_SMALL, _RATE_OF_SMALL_ADAPTERS = 3e-3, 1e-2
+_RATE_OF_SMALL = 3e-3
 
 
 @dataclass(frozen=True)
@@ -127,9 +127,7 @@ def rate_of(options: Options) -> float:
     """Returns the peak learning rate: the given one, or a default that suits the preset."""
     if options.learning_rate is not None:
         return options.learning_rate
-    if options.preset is not None:
-        return _RATE
-    return _RATE_OF_SMALL_ADAPTERS if options.lora_rank else _RATE_OF_SMALL
+    return _RATE_OF_SMALL if options.preset is None else _RATE
 
 
 def sample(task: Any, options: Options) -> str:
