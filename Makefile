@@ -22,6 +22,7 @@ PIP_INSTALL := $(BIN)/python -m pip install $(if $(CONSTRAINTS),--constraint $(C
 READY_VENV := $(VENV)/.ready-venv
 READY_RUN := $(VENV)/.ready-run
 READY_GPU := $(VENV)/.ready-gpu
+READY_HUB := $(VENV)/.ready-hub
 READY_DEV := $(VENV)/.ready-dev
 READY_HOROVOD := $(VENV)/.ready-horovod
 READY_READERS := $(VENV)/.ready-readers
@@ -30,7 +31,7 @@ HAS_GPU := $(wildcard /dev/nvidia[0-9]*) $(shell command -v nvidia-smi 2> /dev/n
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup mnist imagenet gpt recommender test test-versions test-oldest test-newest test-next fit-oldest inventory-next gpu-smoke parity surface bench bench-data-parallel bench-all-reduce bench-overlap bench-tensor-parallel bench-pipeline bench-model-parallel bench-rank-memory bench-reading bench-sharded bench-experts bench-first-step bench-generation lint ruff mypy format clean
+.PHONY: help setup mnist imagenet gpt finetune recommender test test-versions test-oldest test-newest test-next fit-oldest inventory-next gpu-smoke parity surface bench bench-data-parallel bench-all-reduce bench-overlap bench-tensor-parallel bench-pipeline bench-model-parallel bench-rank-memory bench-reading bench-sharded bench-experts bench-first-step bench-generation lint ruff mypy format clean
 
 help: ## show this list
 	@echo "Usage: make TARGET [ARGS=...] [VENV=$(VENV)] [PYTHON=$(PYTHON)]"
@@ -45,6 +46,9 @@ imagenet: $(READY_RUN) ## train on images that it makes first; with ARGS="--data
 
 gpt: $(READY_RUN) ## train a language model on this documentation, about two minutes
 	$(BIN)/python examples/gpt/main.py $(ARGS)
+
+finetune: $(READY_HUB) ## tune a language model of KerasHub, which it trains first, on source code, about three minutes
+	$(BIN)/python examples/finetune/main.py --devices=2 $(ARGS)
 
 recommender: $(READY_RUN) ## train a recommender with tables over two devices, on ratings that it makes first
 	$(BIN)/python examples/recommender/main.py --devices=2 $(ARGS)
@@ -162,6 +166,10 @@ $(READY_RUN): $(READY_VENV) pyproject.toml $(CONSTRAINTS)
 
 $(READY_GPU): $(READY_VENV) pyproject.toml $(CONSTRAINTS)
 	$(PIP_INSTALL) --editable '.[examples,gpu]'
+	@touch $@ $(READY_RUN)
+
+$(READY_HUB): $(READY_VENV) pyproject.toml $(CONSTRAINTS)
+	$(PIP_INSTALL) --editable '.[examples,hub]'
 	@touch $@ $(READY_RUN)
 
 $(READY_DEV): $(READY_VENV) pyproject.toml $(CONSTRAINTS)

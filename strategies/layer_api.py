@@ -12,11 +12,7 @@ from strategies._keras_hooks.new_variables import settled
 from strategies._keras_hooks.plain_classes import saved_as
 from strategies._keras_hooks.shapes import SYMBOLIC_ROWS, shapes_of
 from strategies._keras_hooks.synchronized_norms import warn_of_norms
-<<<<<<< HEAD
-from strategies._keras_hooks.undrawn import UndrawnVariable, variables_undrawn
-=======
-from strategies._keras_hooks.undrawn import variables_undrawn, weights_left_in_files
->>>>>>> h-preset
+from strategies._keras_hooks.undrawn import UndrawnVariable, variables_undrawn, weights_left_in_files
 from strategies._keras_hooks.whole_updates import some_need_whole
 from strategies.batches.shares import in_microbatches, split_into
 from strategies.control_plane.preemption import Saver
@@ -127,11 +123,8 @@ __all__ = [
     "RowExchange",
     "SplitWeight",
     "StageMessages",
-<<<<<<< HEAD
-    "UndrawnVariable",
-=======
     "StoredArray",
->>>>>>> h-preset
+    "UndrawnVariable",
     "agree_on",
     "as_constant",
     "as_mean",

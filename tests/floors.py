@@ -31,7 +31,18 @@ class Room:
     public_only: bool = False
 
 
-PROGRAM_PACKAGES = ("numpy", "tensorflow", "keras", "absl", "sklearn", "h5py", "PIL", "sentencepiece", "keras_hub")
+PROGRAM_PACKAGES = (
+    "numpy",
+    "tensorflow",
+    "keras",
+    "absl",
+    "sklearn",
+    "h5py",
+    "PIL",
+    "sentencepiece",
+    "keras_hub",
+    "tokenizers",
+)
 
 # In the order of lookup: the exceptions before the packages that contain them.
 ROOMS = (

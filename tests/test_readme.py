@@ -41,11 +41,7 @@ SNIPPETS = {
 @pytest.mark.parametrize("snippet", SNIPPETS.values(), ids=SNIPPETS)
 def test_snippet_runs_and_prints_what_it_says(snippet: tuple[str, str], tmp_path: pathlib.Path) -> None:
     code, printed = snippet
-<<<<<<< HEAD
     if "keras_hub" in code:
-=======
-    if "import keras_hub" in code:
->>>>>>> h-preset
         pytest.importorskip("keras_hub", reason="the extra 'hub' is not installed")
     environment = os.environ | {"PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"}
     done = subprocess.run(

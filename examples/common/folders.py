@@ -16,7 +16,18 @@ from common.files import write_whole
 from common.options import OptionError
 
 #: Options that do not change the numbers of a run: they may differ when it is resumed.
-_FREE = ("run_dir", "checkpoint_steps", "profile", "verbose", "save", "sample_length", "prompt", "temperature")
+_FREE = (
+    "run_dir",
+    "checkpoint_steps",
+    "profile",
+    "verbose",
+    "save",
+    "save_preset",
+    "save_adapters",
+    "sample_length",
+    "prompt",
+    "temperature",
+)
 #: Options of placement may differ, too: every mesh gives the same numbers up to rounding. (Exceptions are layers that
 #: combine rows of a batch, such as batch normalisation within a micro-batch.)
 _PLACES = ("strategy", "mesh", "devices", "microbatches", "schedule", "partition", "remat", "shard")

@@ -2,18 +2,16 @@
 
 import inspect
 import math
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 from common.options import OptionError
 from keras import ops
 
+from gpt.hub import causal_tasks, keras_hub
 from gpt.model import Sizes
-from gpt.tokens import Tokens
 
 
 def build_model(backbone: str, sizes: Sizes) -> keras.Model:
@@ -29,10 +27,23 @@ def build_model(backbone: str, sizes: Sizes) -> keras.Model:
     Raises:
         OptionError: KerasHub is not installed, `backbone` is not a causal decoder of KerasHub, or the sizes do not fit.
     """
-    made = _preset(backbone) if Path(backbone).is_dir() else _from_sizes(backbone, sizes)
+    return with_logits(make_backbone(backbone, sizes))
+
+
+def make_backbone(backbone: str, sizes: Sizes) -> Any:
+    """Returns the backbone itself; arguments and errors are those of `build_model`."""
+    if Path(backbone).is_dir():
+        made = _preset(backbone)
+    else:
+        made = _from_sizes(backbone, sizes)
+        _scale(made, sizes.initial_scale)
     _check(made, backbone, sizes)
-    logits = made.token_embedding(made.output, reverse=True)
-    return keras.Model(made.input, logits, name="gpt")
+    return made
+
+
+def with_logits(made: Any) -> keras.Model:
+    """Returns the model of a backbone's layers, whose logits are from its token embedding."""
+    return keras.Model(made.input, made.token_embedding(made.output, reverse=True), name="gpt")
 
 
 def from_tokens(model: keras.Model, length: int) -> keras.Model:
@@ -50,54 +61,18 @@ def _inputs(tokens: Any) -> dict[str, Any]:
     return {"token_ids": tokens, "padding_mask": ops.ones_like(tokens)}
 
 
-class PresetTokenizer:
-    """The tokenizer of a preset, with the interface of `gpt.tokens.Tokenizer`.
-
-    Args:
-        folder: folder of the preset.
-
-    Raises:
-        OptionError: the folder has no tokenizer, or one that cannot be read.
-    """
-
-    def __init__(self, folder: str) -> None:
-        try:
-            self._tokenizer: Any = _keras_hub().models.Tokenizer.from_preset(folder)
-        # A wrong folder raises many kinds of errors.
-        except Exception as error:
-            raise OptionError(f"--tokenizer=preset: {folder} has no tokenizer that can be read. {error}") from error
-        self.num_tokens = int(self._tokenizer.vocabulary_size())
-        self.separator = int(self._tokenizer.end_token_id)
-
-    def encode(self, text: bytes) -> Tokens:
-        """Returns the tokens of UTF-8 text."""
-        return np.asarray(self._tokenizer(text.decode()), np.int32)
-
-    def decode(self, tokens: Sequence[int]) -> bytes:
-        """Returns the UTF-8 text of tokens."""
-        return str(self._tokenizer.detokenize(list(tokens))).encode()
-
-
-def _keras_hub() -> Any:
-    try:
-        import keras_hub
-    except ImportError as error:
-        raise OptionError("--backbone needs KerasHub. Run `pip install keras-hub`.") from error
-    return keras_hub
-
-
 def _preset(folder: str) -> Any:
     try:
-        return _keras_hub().models.Backbone.from_preset(folder)
+        return keras_hub().models.Backbone.from_preset(folder)
     except (OSError, ValueError, KeyError) as error:
         raise OptionError(f"--backbone={folder}: not a preset that can be read. {error}") from error
 
 
 def _from_sizes(name: str, sizes: Sizes) -> Any:
-    models = _keras_hub().models
+    models = keras_hub().models
     cls = getattr(models, name, None)
     if not (inspect.isclass(cls) and issubclass(cls, models.Backbone)):
-        known = ", ".join(sorted(each.backbone_cls.__name__ for each in _causal(models)))
+        known = ", ".join(sorted(each.backbone_cls.__name__ for each in causal_tasks()))
         raise OptionError(f"--backbone={name}: expected a folder, or one of KerasHub's decoders: {known}.")
     given: dict[str, Any] = {
         "vocabulary_size": sizes.vocabulary_size,
@@ -124,19 +99,19 @@ def _from_sizes(name: str, sizes: Sizes) -> Any:
     return cls(**{name: value for name, value in given.items() if name in parameters})
 
 
-def _causal(models: Any) -> list[Any]:
-    """Returns KerasHub's causal language models that have a backbone."""
-    return [
-        task
-        for name, task in vars(models).items()
-        if name.endswith("CausalLM") and getattr(task, "backbone_cls", None) is not None
-    ]
+def _scale(made: Any, factor: float) -> None:
+    """Multiplies the random kernels and embeddings; biases and norms, which are zeros and ones, stay."""
+    for weight in made.weights if factor != 1.0 else ():
+        if weight.name in ("kernel", "embeddings"):
+            weight.assign(factor * weight)
 
 
 def _check(made: Any, backbone: str, sizes: Sizes) -> None:
-    tasks = _causal(_keras_hub().models)
     takes = sorted(made.input) if isinstance(made.input, dict) else made.input
-    if not any(isinstance(made, task.backbone_cls) for task in tasks) or takes != ["padding_mask", "token_ids"]:
+    if not any(isinstance(made, task.backbone_cls) for task in causal_tasks()) or takes != [
+        "padding_mask",
+        "token_ids",
+    ]:
         raise OptionError(
             f"--backbone={backbone}: not a decoder that takes tokens only. Received: {type(made).__name__} with inputs "
             f"{takes}."

@@ -26,10 +26,11 @@ flags.DEFINE_string(
 flags.DEFINE_enum(
     "tokenizer",
     "bytes",
-    ["bytes", "bpe", "preset"],
-    "Tokens: bytes, byte pairs learnt from the text by sentencepiece, or those of --backbone's preset.",
+    ["bytes", "bpe", "gpt2", "preset"],
+    "Tokens: bytes; byte pairs learnt from the text, by sentencepiece or, as gpt2, in the format of GPT-2 in KerasHub; "
+    "or those of --backbone's preset.",
 )
-flags.DEFINE_integer("vocab_size", 1024, "Number of tokens for --tokenizer=bpe.", lower_bound=1)
+flags.DEFINE_integer("vocab_size", 1024, "Number of tokens for --tokenizer=bpe or gpt2.", lower_bound=1)
 flags.DEFINE_integer("sequence_length", 64, "Tokens in a row of a batch: the context of the model.", lower_bound=1)
 flags.DEFINE_integer("batch_size", 32, "Global batch size: rows in one step on all devices.", lower_bound=1)
 flags.DEFINE_integer("num_layers", 2, "Transformer blocks.", lower_bound=1)
@@ -47,6 +48,12 @@ flags.DEFINE_float(
     "load_balancing_loss",
     0.01,
     "Factor of the loss that keeps experts evenly used, over the global batch; 0 for none.",
+    lower_bound=0.0,
+)
+flags.DEFINE_float(
+    "initial_scale",
+    1.0,
+    "Factor of the random initial weights of --backbone. KerasHub's suit wide models; narrow ones learn faster with 6.",
     lower_bound=0.0,
 )
 flags.DEFINE_float(
@@ -71,6 +78,7 @@ flags.DEFINE_integer("sample_length", 600, "Tokens of the sample generated at th
 flags.DEFINE_string("prompt", "", "Prompt of the sample. Default: the start of a document.")
 flags.DEFINE_float("temperature", 0.5, "Sampling temperature; 0 always takes the most likely token.", lower_bound=0.0)
 flags.DEFINE_string("save", None, "Path, ending in .keras, to save the trained model to.")
+flags.DEFINE_string("save_preset", None, "Folder to save the trained --backbone and its tokenizer to, as a preset.")
 define_placing_flags()
 define_run_flags()
 

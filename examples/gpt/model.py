@@ -26,6 +26,7 @@ class Sizes:
         num_experts: number of experts of each feed-forward layer; 0 for one dense layer.
         top_k: number of experts per token.
         load_balancing_loss: factor of the loss that keeps experts evenly used.
+        initial_scale: factor of the random initial weights of a backbone of KerasHub.
     """
 
     num_tokens: int
@@ -37,6 +38,7 @@ class Sizes:
     num_experts: int = 0
     top_k: int = 2
     load_balancing_loss: float = 0.01
+    initial_scale: float = 1.0
 
     @property
     def vocabulary_size(self) -> int:

@@ -22,6 +22,7 @@ class Options(PlacingOptions, RunOptions):
     num_experts: int = 0
     top_k: int = 2
     load_balancing_loss: float = 0.01
+    initial_scale: float = 1.0
     learning_rate: float = 3e-3
     warmup_steps: int = 25
     weight_decay: float = 0.01
@@ -33,6 +34,7 @@ class Options(PlacingOptions, RunOptions):
     prompt: str = ""
     temperature: float = 0.5
     save: str | None = None
+    save_preset: str | None = None
 
 
 def check(options: Options) -> None:
@@ -47,6 +49,10 @@ def check(options: Options) -> None:
         raise OptionError(f"--prompt={options.prompt!r}: expected text in UTF-8. {error}.") from error
     if options.tokenizer == "preset" and options.backbone is None:
         raise OptionError("--tokenizer=preset needs --backbone, a folder with a preset of KerasHub.")
+    if options.save_preset is not None and (options.backbone is None or options.tokenizer not in ("preset", "gpt2")):
+        raise OptionError(
+            "--save_preset needs --backbone, and the tokenizer of a preset: --tokenizer=gpt2 or --tokenizer=preset."
+        )
     if options.units % options.num_heads:
         raise OptionError(f"--units={options.units} must be a multiple of --num_heads={options.num_heads}.")
     if options.num_experts and options.backbone is not None:

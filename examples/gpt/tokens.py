@@ -99,14 +99,7 @@ def make_tokenizer(kind: str, text: Text, num_tokens: int, folder: Path | None) 
     """
     if kind == "bytes":
         return ByteTokenizer()
-    for document in text.documents:
-        try:
-            document.decode()
-        except UnicodeDecodeError as error:
-            raise DataError(
-                f"{text.source}: not UTF-8 ({error.reason} at byte {error.start} of a document), which --tokenizer=bpe "
-                "needs. Take --tokenizer=bytes."
-            ) from error
+    check_utf8(text, "bpe")
     path = None if folder is None else folder / TOKENIZER_FILE
     if path is not None and path.is_file():
         return _kept(path, num_tokens)
@@ -114,6 +107,22 @@ def make_tokenizer(kind: str, text: Text, num_tokens: int, folder: Path | None) 
     if path is not None:
         _keep(path, model)
     return BpeTokenizer(model)
+
+
+def check_utf8(text: Text, kind: str) -> None:
+    """Checks that a text is UTF-8, which a kind of tokenizer needs.
+
+    Raises:
+        DataError: it is not.
+    """
+    for document in text.documents:
+        try:
+            document.decode()
+        except UnicodeDecodeError as error:
+            raise DataError(
+                f"{text.source}: not UTF-8 ({error.reason} at byte {error.start} of a document), which "
+                f"--tokenizer={kind} needs. Take --tokenizer=bytes."
+            ) from error
 
 
 def train_bpe(text: Text, num_tokens: int) -> bytes:

@@ -4,6 +4,7 @@ import hashlib
 import logging
 import math
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -14,7 +15,7 @@ from common.placing import place
 from common.rate import WarmUpThenDecay
 
 import keras_ext
-from gpt import backbone, rows
+from gpt import backbone, hub, rows
 from gpt.model import Sizes, build_model
 from gpt.options import Options
 from gpt.perplexity import Perplexity
@@ -65,8 +66,13 @@ class Result:
         )
 
 
-def run(options: Options, text: Text) -> Result:
+def run(options: Options, text: Text, strategy: Any = None) -> Result:
     """Trains, evaluates and generates a sample as `options` say; call it before TensorFlow is initialised.
+
+    Args:
+        options: the options of the run.
+        text: the text to train on.
+        strategy: the strategy of the caller; by default it is made as `options` say.
 
     Raises:
         OptionError: an option that cannot work here, or the folder belongs to another run.
@@ -75,13 +81,13 @@ def run(options: Options, text: Text) -> Result:
     folder = run_folder("gpt", options)
     if options.save is not None:
         check_saved_model(options.save)
-    if options.backbone is not None and options.tokenizer == "preset":
-        tokenizer: Tokenizer = backbone.PresetTokenizer(options.backbone)
-    else:
-        tokenizer = make_tokenizer(options.tokenizer, text, options.vocab_size, folder)
+    if options.save_preset is not None:
+        hub.check_preset_folder(options.save_preset)
+    tokenizer = _tokenizer(options, text, folder)
     packed = rows.pack(map(tokenizer.encode, text.documents), tokenizer.separator)
     train_rows, held_out = rows.split(packed, options.sequence_length)
-    strategy = devices.make_strategy(options.strategy, options.devices, devices.mesh_of(options.mesh))
+    if strategy is None:
+        strategy = devices.make_strategy(options.strategy, options.devices, devices.mesh_of(options.mesh))
     training.prepare(options)
     sizes = sizes_of(options, tokenizer.num_tokens)
     _check_experts(sizes, strategy)
@@ -114,11 +120,31 @@ def run(options: Options, text: Text) -> Result:
         model.compiled = False
         model.save(options.save)  # All processes call it, one writes.
         _log.info("saved: %s", options.save)
+    if options.save_preset is not None:
+        _save_preset(model, sizes, tokenizer, options)
     return Result(
         bytes_per_token=text.num_bytes / len(packed),
         sample=sample_text(model, sizes, tokenizer, options) if options.sample_length else None,
         outcome=outcome,
     )
+
+
+def _tokenizer(options: Options, text: Text, folder: Path) -> Tokenizer:
+    if options.tokenizer == "preset" and options.backbone is not None:
+        return hub.preset_tokenizer(options.backbone)
+    if options.tokenizer == "gpt2":
+        return hub.learnt_tokenizer(text, options.vocab_size)
+    return make_tokenizer(options.tokenizer, text, options.vocab_size, folder)
+
+
+def _save_preset(model: Any, sizes: Sizes, tokenizer: Any, options: Options) -> None:
+    """Saves the trained backbone; all processes call it, since reading weights may be collective, and one writes."""
+    weights = model.get_weights()
+    if model.distribute_strategy.is_chief:
+        made = backbone.make_backbone(str(options.backbone), sizes)
+        backbone.with_logits(made).set_weights(weights)
+        hub.save_preset(str(options.save_preset), made, tokenizer, options.sequence_length)
+        _log.info("saved: %s", options.save_preset)
 
 
 def _plain_model(sizes: Sizes, options: Options) -> Any:
@@ -145,6 +171,7 @@ def sizes_of(options: Options, num_tokens: int) -> Sizes:
         options.num_experts,
         options.top_k,
         options.load_balancing_loss,
+        options.initial_scale,
     )
 
 

@@ -67,8 +67,9 @@ class GatheredWeights(SplitLayer):
         Setting the gathered tensors on this layer would show them to other replicas' threads.
         """
         view = object.__new__(self.plain_class)
-        # `build` and `quantize` are to be the plain class' methods, not those that Keras has wrapped for this layer.
-        held = {name: value for name, value in vars(self).items() if name not in ("build", "quantize")}
+        # The view has the plain class' methods, not those that Keras, or a caller of this layer, has wrapped.
+        own = ("build", "quantize", "call", "quantized_call")
+        held = {name: value for name, value in vars(self).items() if name not in own}
         vars(view).update({name: self._whole(value) for name, value in held.items()})
         vars(view)["add_loss"] = self.add_loss
         return view

@@ -19,11 +19,8 @@ from strategies import _keras_hooks
 from strategies._keras_hooks.global_state import global_state_kept
 from strategies.replica.creation_context import creating
 from strategies.replica.deferred import DeferredVariable
-<<<<<<< HEAD
 from strategies.replica.parts import Coordinates, current_parts, planned_parts
-=======
 from strategies.saving.unread_files import Loading, loading_unread
->>>>>>> h-preset
 from strategies.steps.placed_variables import form_of
 
 
@@ -77,7 +74,6 @@ def variables_undrawn(axes: Mapping[str, int] | None = None) -> Iterator[list[Un
         made.append(UndrawnVariable(variable, current_parts().coordinates))
         return variable
 
-<<<<<<< HEAD
     # Keras collects garbage whenever a layer is quantized: it need not look through what exists already.
     freezes = gc.get_freeze_count() == 0
     if freezes:
@@ -89,9 +85,6 @@ def variables_undrawn(axes: Mapping[str, int] | None = None) -> Iterator[list[Un
         finally:
             if freezes:
                 gc.unfreeze()
-=======
-    with global_state_kept(), tf.variable_creator_scope(create):
-        yield made
 
 
 @contextlib.contextmanager
@@ -118,4 +111,3 @@ def weights_left_in_files(*, collects: bool = False) -> Iterator[Loading]:
 
     with loading_unread(collects=collects) as loading, tf.variable_creator_scope(create):
         yield loading
->>>>>>> h-preset

@@ -23,10 +23,10 @@ def copy_value(source: Any, target: Any) -> None:
     """Sets a Keras variable or a split weight to the value of another one of the same shape. All processes call it.
 
     Where a replica spans processes, each process sets the parts of `target` that it owns. If neither weight has been
-<<<<<<< HEAD
     drawn yet, the target takes the source's draw function, so that nothing is drawn before it is needed; so it is for a
-    model that is made only for its shapes. A weight that
-    was made outside of the strategy's scope may differ between processes: all of them take the value of rank 0.
+    model that is made only for its shapes. A weight that was made outside of the strategy's scope may differ between
+    processes: all of them take the value of rank 0, unless it is still in a file, from which each process reads its own
+    parts.
     """
     source, target = _placed(source), _placed(target)
     parts = _shards(target)
@@ -35,17 +35,7 @@ def copy_value(source: Any, target: Any) -> None:
             weight = target if isinstance(target, SplitWeight) else None
             draw_by(part, functools.partial(_part, functools.partial(value_of, source), weight, index))
     elif not spans_processes(parts[0]):
-        target.assign(value_of(source))
-=======
-    drawn yet, the target takes the source's draw function, so that nothing is drawn before it is needed. A weight that
-    was made outside of the strategy's scope may differ between processes: all of them take the value of rank 0, unless
-    it is still in a file, from which each process reads its own parts.
-    """
-    source, target = _placed(source), _placed(target)
-    parts = _shards(target)
-    if not spans_processes(parts[0]):
         target.assign(_undrawn_value(source))
->>>>>>> h-preset
     elif _cut_alike(source, target):
         for own, shard in zip(source.shards, target.shards, strict=True):
             copy_value(own, shard)

@@ -18,21 +18,15 @@ class CreationContext:
         form: the shape and the dtype of the variable that Keras creates from a callable, which does not reveal them.
         row_axis: the mesh axis over which the rows (first dimension) of new weights are sharded; None if they are not.
         draws_in_place: whether large initial values are drawn in the memory of their variable.
-<<<<<<< HEAD
         only_shapes: whether a model is made only for its shapes, so that its variables need no values.
-=======
         value_follows: whether another value is assigned right after the creation, so that shards are not drawn.
->>>>>>> h-preset
     """
 
     form: tuple[Sequence[int], str] | None = None
     row_axis: Literal["data", "expert"] | None = None
     draws_in_place: bool = False
-<<<<<<< HEAD
     only_shapes: bool = False
-=======
     value_follows: bool = False
->>>>>>> h-preset
 
 
 _context = FrozenContext("keras_strategies_creation", CreationContext())

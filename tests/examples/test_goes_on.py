@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -104,6 +105,26 @@ def test_one_process(program: list[str], tmp_path: Path) -> None:
     if program is GPT:
         assert "already complete" in _finish(tmp_path, command)
         assert _curve(killed) == _curve(calm)
+
+
+@pytest.mark.parity_all
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_fine_tuning(tmp_path: Path) -> None:
+    pytest.importorskip("keras_hub", reason="the extra 'hub' is not installed")
+    from tests.examples.test_finetune import PIECE, make_preset
+
+    (tmp_path / "text").write_text(PIECE * 12)
+    program = ["finetune/main.py", f"--preset={make_preset(tmp_path / 'preset', 0.1)}", f"--text={tmp_path / 'text'}"]
+    program += ["--lora_rank=2", "--sequence_length=8", "--batch_size=4", "--sample_length=16"]
+    calm, killed = tmp_path / "calm", tmp_path / "killed"
+    expected = _finish(tmp_path, _command(program, calm))
+    command = _command(program, killed)
+    _kill_when(killed / "checkpoints" / "step-000000004.json", tmp_path, command)
+    output = _finish(tmp_path, command)
+    assert "resuming in" in output
+    assert _curve(killed) == _curve(calm)
+    after = re.compile(r"sample after training:.*val_perplexity=\S+", re.DOTALL)
+    assert after.findall(output) == after.findall(expected) != []
 
 
 @pytest.mark.parity_all
