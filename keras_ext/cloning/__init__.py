@@ -5,7 +5,7 @@ copies weights and other state. `pairs` matches the layers of a model and of its
 the names of inner layers: the same layer has another name in another instance.
 """
 
-from keras_ext.cloning.copies import Copies
+from keras_ext.cloning.copies import Copies, is_by_attributes
 from keras_ext.cloning.graphs import cloned, counted_layers, input_of, put_in_order
 from keras_ext.cloning.layers import remade
 from keras_ext.cloning.pairing import pairs
@@ -21,6 +21,7 @@ __all__ = [
     "copy_weights",
     "counted_layers",
     "input_of",
+    "is_by_attributes",
     "pairs",
     "put_in_order",
     "remade",

@@ -104,13 +104,7 @@ class Copies:
             raise
 
     def _is_by_attributes(self, layer: Any) -> bool:
-        inside = layer._flatten_layers()
-        if any(not is_keras_class(type(inner)) or isinstance(inner, GatheredWeights) for inner in inside):
-            return True
-        # An outer layer's config lacks LoRA and quantization; the layer's own lacks the order of the weights and alpha.
-        if any(inner.built and (getattr(inner, "lora_enabled", False) or inner.quantization_mode) for inner in inside):
-            return True
-        return any(id(variable) in self._dims for variable in layer.variables)
+        return is_by_attributes(layer) or any(id(variable) in self._dims for variable in layer.variables)
 
     def _from_attributes(self, layer: Any) -> Any:
         new = self._attributes.blank(layer)
@@ -205,6 +199,15 @@ class Copies:
         if not isinstance(model, keras.Sequential):
             made = [self._made.get(id(layer), (None, None))[1] for layer in counted_layers(model)]
             put_in_order(new, made)
+
+
+def is_by_attributes(layer: Any) -> bool:
+    """Returns True if a layer is copied attribute by attribute: the copy shares the copies of the layers it holds."""
+    inside = layer._flatten_layers()
+    if any(not is_keras_class(type(inner)) or isinstance(inner, GatheredWeights) for inner in inside):
+        return True
+    # An outer layer's config lacks LoRA and quantization; the layer's own lacks the order of the weights and alpha.
+    return any(inner.built and (getattr(inner, "lora_enabled", False) or inner.quantization_mode) for inner in inside)
 
 
 def _build_like(made: Any, layer: Any) -> None:

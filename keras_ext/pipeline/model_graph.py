@@ -8,7 +8,7 @@ from typing import Any
 
 import keras
 
-from keras_ext.cloning import Copies, copy_state, counted_layers, input_of, put_in_order
+from keras_ext.cloning import Copies, copy_state, counted_layers, input_of, is_by_attributes, put_in_order
 from keras_ext.pipeline.graph_nodes import nodes_of
 from strategies import layer_api
 
@@ -126,8 +126,14 @@ class StageCopies:
             new: the model that has the graph of copies.
 
         Raises:
-            ValueError: the copy has its layers in another order.
+            ValueError: the copy has its layers in another order, or has more weights.
         """
+        if len(model.weights) != len(new.weights):
+            raise ValueError(
+                "Layers of the model hold the same layer, and their copies would not: implement get_config() and "
+                f"from_config() of layers that cannot be copied attribute by attribute. Received: {model.name!r} with "
+                f"{len(model.weights)} weights, whose copy has {len(new.weights)}."
+            )
         copy_state(model, new)
         wanted = [id(self._copies.get(node.operation)) for node in nodes_of(self._graph)]
         if wanted != [id(node.operation) for node in nodes_of(new)]:
@@ -145,22 +151,33 @@ class StageCopies:
 def _positions_of_all(graph: Any, positions_of: Mapping[int, Collection[int]]) -> Mapping[int, Collection[int]]:
     """Returns the positions of a graph's layers, and of the layers inside of them, by their id.
 
+    A layer that layers at several positions hold, such as a table of tokens, is at all of these.
+
     Raises:
-        ValueError: two layers at different positions contain the same layer, whose variables can only be in one place.
+        ValueError: layers at different positions hold the same layer, and the copy of one of them would not.
     """
-    found: dict[int, tuple[Any, Collection[int]]] = {}
-    for layer in {id(node.operation): node.operation for node in nodes_of(graph)}.values():
-        inside = layer._flatten_layers() if isinstance(layer, keras.Layer) else [layer]
-        for inner in inside:
-            first, positions = found.setdefault(id(inner), (layer, positions_of[id(layer)]))
-            own = positions_of[id(layer)]
-            if set(positions) != set(own) and inner.weights:
-                raise ValueError(
-                    f"The layers {first.name!r} and {layer.name!r} hold the same layer {inner.name!r}, and are in "
-                    f"stages {sorted(positions)} and {sorted(own)}. Put both into one stage by `partition`. A layer "
-                    f"that is called in two stages itself is fine. Received: {inner!r}."
-                )
-    return {key: positions for key, (_, positions) in found.items()}
+    layers = {id(node.operation): node.operation for node in nodes_of(graph)}.values()
+    holders: dict[int, list[Any]] = {}
+    for layer in layers:
+        for inner in layer._flatten_layers() if isinstance(layer, keras.Layer) else [layer]:
+            holders.setdefault(id(inner), []).append(layer)
+    found: dict[int, Collection[int]] = {}
+    for layer in layers:
+        for inner in layer._flatten_layers() if isinstance(layer, keras.Layer) else [layer]:
+            own = holders[id(inner)]
+            positions = {position for each in own for position in positions_of[id(each)]}
+            if any(set(positions_of[id(each)]) != positions for each in own) and inner.weights:
+                # A copy that is made from its config makes the layers that it holds.
+                made = [each for each in own if each is not inner and not is_by_attributes(each)]
+                if made:
+                    raise ValueError(
+                        f"The layers {own[0].name!r} and {own[1].name!r} hold the same layer {inner.name!r}, and are "
+                        f"in stages {sorted(positions_of[id(own[0])])} and {sorted(positions_of[id(own[1])])}. Put "
+                        "both into one stage by `partition`. A layer that is called in two stages itself is fine. "
+                        f"Received: {inner!r}."
+                    )
+            found[id(inner)] = positions
+    return found
 
 
 def _remat_of(layer: Any) -> contextlib.AbstractContextManager[Any]:

@@ -94,16 +94,14 @@ class PlacedStages:
                         "does not combine. Give them to compile(metrics=...), or use add_loss. Received: "
                         f"{layer!r}."
                     )
-                called_in.setdefault(id(layer), set()).add(process)
-                # In a frozen layer, only random seeds change. Frozen weights do not change, and are not in
-                # `_non_trainable_variables`.
-                changing = any(
-                    inner._seed_generators or (inner.trainable and inner._non_trainable_variables)
-                    for inner in layer._flatten_layers()
-                )
-                if len(called_in[id(layer)]) > 1 and changing:
-                    raise ValueError(
-                        f"The layer {layer.name!r} changes as it is called (statistics, or seeds of draws), and is "
-                        "called in stages of several processes, which would have it change differently. Use a layer "
-                        f"for each call, or cut the model elsewhere. Received: {layer!r}."
-                    )
+                for inner in layer._flatten_layers():
+                    called_in.setdefault(id(inner), set()).add(process)
+                    # In a frozen layer, only random seeds change. Frozen weights do not change, and are not in
+                    # `_non_trainable_variables`.
+                    changing = inner._seed_generators or (inner.trainable and inner._non_trainable_variables)
+                    if len(called_in[id(inner)]) > 1 and changing:
+                        raise ValueError(
+                            f"The layer {inner.name!r} changes as it is called (statistics, or seeds of draws), and is "
+                            "called in stages of several processes, which would have it change differently. Use a "
+                            f"layer for each call, or cut the model elsewhere. Received: {layer!r}."
+                        )

@@ -2,6 +2,7 @@
 
 import functools
 import sys
+from typing import Any
 
 import pytest
 
@@ -65,7 +66,7 @@ def test_what_a_rank_holds_of_a_preset() -> None:
     assert (case.num_ranks, case.label, large) == (2, "tensor=2", 4 * 50257 * 64)
     assert case.preset_bytes == 4 * (2 * (12 * 64**2 + 13 * 64) + (50257 + 128 + 2) * 64)
     # The base is 7 and 9 bytes; the ranks hold half a tensor, and one and a half, beyond parts of 5 and of 10 bytes.
-    peaks = [
+    peaks: list[dict[str, Any]] = [
         {"part": [part, part], "load": [part + 7 + tensor / 2, part + 9 + 1.5 * tensor], "train": [part + 1, part + 2]}
         for part, tensor in ((5, small), (10, large))
     ]

@@ -281,10 +281,25 @@ def test_a_custom_layer_whose_layers_are_split() -> None:
     assert_parity(holding, vectors(), labels(), {"pipe": 2, "tensor": 2}, predict=True)
 
 
-def test_refuses_a_layer_that_two_stages_hold() -> None:
+def sharing(split: bool) -> Any:
     holder = Holder(name="holder")
-    plain = keras.Sequential([keras.Input((6,)), holder, L.Dense(3), L.Dense(6), Sharing(holder.inner), L.Dense(3)])
-    message = r"'holder' and 'sharing' hold the same layer .* stages \[0\] and \[1\]"
+    layers = [holder, L.Dense(3), L.Dense(6), Sharing(holder.inner), L.Dense(3, activation="softmax")]
+    model = keras.Sequential([keras.Input((6,)), *layers])
+    if split:
+        model = keras_ext.PipelineModel(model, num_microbatches=2, partition="uniform")
+    model.compile(keras.optimizers.SGD(0.1), "sparse_categorical_crossentropy")
+    return model
+
+
+def test_a_layer_that_layers_of_two_stages_hold() -> None:
+    assert_parity(sharing, vectors(), labels(), {"pipe": 2}, predict=True)
+
+
+def test_refuses_a_layer_that_two_stages_hold_if_one_is_made_from_its_config() -> None:
+    inner = L.Dense(6, name="inner")
+    layers = [L.TimeDistributed(inner, name="outer"), L.Dense(6), L.Dense(6), inner]
+    plain = keras.Sequential([keras.Input((4, 6)), *layers])
+    message = r"'outer' and 'inner' hold the same layer 'inner'.* stages \[0\] and \[1\]"
     with mesh_strategy({"pipe": 2}).scope(), pytest.raises(ValueError, match=message):
         keras_ext.PipelineModel(plain, partition="uniform")
 
