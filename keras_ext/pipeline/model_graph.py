@@ -107,7 +107,8 @@ class StageCopies:
         Raises:
             ValueError: a layer cannot be copied.
         """
-        return self._copies.plain_graph(self._graph)
+        with layer_api.values_follow():
+            return self._copies.plain_graph(self._graph)
 
     def take_attributes(self, model: Any, new: Any) -> None:
         """Copies the attributes of a model of a user's class, such as a backbone and a preprocessor.
