@@ -19,7 +19,7 @@ from keras_ext.pipeline.model import PipelineModel
 from keras_ext.tensor.layer import SplitLayer
 from keras_ext.tensor.parallelize import parallelize
 from strategies import layer_api
-from strategies.planning import ModelSizes, Weight
+from strategies.planning import ModelSizes, Weight, is_shardable
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,8 @@ def _sizes_at(
     trained = {id(variable) for variable in model.trainable_variables}
     weights = []
     for each in sorted(own, key=lambda variable: order[id(variable.value)]):
-        may_shard = made[order[id(each.value)]].variable.trainable and keras.backend.is_float_dtype(each.dtype)
+        is_trainable = made[order[id(each.value)]].variable.trainable
+        may_shard = is_shardable(each.dtype, len(each.shape), is_trainable=is_trainable)
         weights.append(Weight(_bytes_of(each), each.dtype, id(each) in trained, may_shard))
     # An optimizer for the variables of this device only: its slots are where they are.
     optimizer = OptimizerCopies(Counterparts(source, source)).copied(source.optimizer)

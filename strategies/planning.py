@@ -68,13 +68,27 @@ class Weight:
         num_bytes: the bytes of the whole weight.
         dtype: the name of its dtype.
         is_trained: whether it has a gradient.
-        may_shard: whether ``shard="weights"`` shards it, which it does if it was created as trainable.
+        may_shard: True if ``shard="weights"`` shards it, see `is_shardable`.
     """
 
     num_bytes: int
     dtype: str = "float32"
     is_trained: bool = True
     may_shard: bool = True
+
+
+def is_shardable(dtype: str, rank: int, *, is_trainable: bool) -> bool:
+    """Returns True if ``shard="weights"`` shards a variable that is created with these properties.
+
+    Args:
+        dtype: the name of its dtype.
+        rank: the number of its dims.
+        is_trainable: the argument `trainable` of its creation.
+    """
+    if is_trainable:
+        return dtype.startswith(("float", "bfloat"))
+    # Keras makes the kernels and tables of quantized layers so. Other state is small, and set in steps.
+    return dtype == "int8" and rank > 1
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from strategies._tf_internals import CheckpointInitialValue
+from strategies.planning import is_shardable
 from strategies.replica.deferred import DeferredVariable, RangeDraw, RemoteVariable, is_remote
 from strategies.replica.owners import first_owner, set_coordinates, set_owner
 from strategies.replica.parts import ReplicaParts
@@ -65,11 +66,9 @@ class ShardedWeights:
             return False
         if kwargs.get("synchronization") == tf.VariableSynchronization.ON_READ:
             return False
-        dtype = tf.as_dtype(kwargs["dtype"])
-        if kwargs.get("trainable") is False:
-            # Keras makes the kernels and tables of quantized layers so. Other state is small, and set in steps.
-            return dtype == tf.int8 and (form_of(kwargs)["shape"].rank or 0) > 1
-        return bool(dtype.is_floating)
+        is_trainable = kwargs.get("trainable") is not False
+        rank = 0 if is_trainable else form_of(kwargs)["shape"].rank or 0
+        return is_shardable(tf.as_dtype(kwargs["dtype"]).name, rank, is_trainable=is_trainable)
 
     def create(
         self, strategy: Any, next_creator: Callable[..., Any], initial_value: Any, kwargs: dict[str, Any]
