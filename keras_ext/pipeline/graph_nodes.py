@@ -113,7 +113,7 @@ def _graph_inside(node: Node) -> Any:
         return None
     graph = getattr(model, "_functional", model)
     # A model that recomputes itself, or penalizes what it returns, does so as a whole.
-    if graph is None or model._remat_mode is not None or getattr(model, "activity_regularizer", None) is not None:
+    if graph is None or getattr(model, "_remat_mode", None) or getattr(model, "activity_regularizer", None) is not None:
         return None
     others = keras.tree.flatten([value for name, value in node.kwargs.items() if name != "training"])
     if len(node.args) != 1 or any(value is not None for value in others):
