@@ -143,7 +143,7 @@ class StageCalls:
         part = self._placed.part(call.stage)
         with self._placed.parts.on(part):
             results = compute()
-        sent = keras.tree.flatten(results)[: len(call.node.outputs)]
+        sent = _as_in_graph(call.node, keras.tree.flatten(results))
         for process in call.takers:
             messages.send(part, process, sent)
         return results
@@ -160,10 +160,10 @@ class StageCalls:
         part = self._placed.parts.owned[0]
         results = [_zeros(spec) for spec in keras.tree.flatten(specs)]
         if messages.position in call.takers:
-            count = len(call.node.outputs)
-            described = [layer_api.Description.from_tensor(each) for each in results[:count]]
+            expected = _as_in_graph(call.node, results)
+            described = [layer_api.Description.from_tensor(each) for each in expected]
             source = self._placed.process_of[call.stage]
-            results[:count] = messages.receive(part, source, described)
+            results[: len(expected)] = messages.receive(part, source, described)
         return keras.tree.pack_sequence_as(specs, results)
 
 
@@ -207,6 +207,30 @@ def _replaced(layer: Any, name: str, call: Callable[..., Any]) -> Iterator[None]
 def _options(kwargs: Any) -> dict[str, Any]:
     """Returns the arguments that select what a layer computes, such as ``reverse=True``."""
     return {name: value for name, value in kwargs.items() if name != "training" and isinstance(value, (bool, str))}
+
+
+def _as_in_graph(node: Node, results: Sequence[Any]) -> Sequence[Any]:
+    """Returns the results of a call that the same call in the model's graph has; others, such as caches, follow them.
+
+    Raises:
+        ValueError: the first results are others than in the graph.
+    """
+    found = list(results)[: len(node.outputs)]
+    if len(found) < len(node.outputs) or not all(map(_is_alike, found, node.outputs)):
+        own, wanted = ([tuple(each.shape) for each in tensors] for tensors in (results, node.outputs))
+        raise ValueError(
+            f"The layer {node.name!r} returns other tensors here than in the model's graph, so that it is unknown "
+            f"which of them another process needs. Keep the stages in one process. Received: shapes {own}, and "
+            f"{wanted} in the graph."
+        )
+    return found
+
+
+def _is_alike(one: Any, other: Any) -> bool:
+    """Returns True if two tensors have the same dtype, number of dims, and last dim where it is known."""
+    last = {*one.shape[-1:], *other.shape[-1:]} - {None}
+    same_dtype = keras.backend.standardize_dtype(one.dtype) == keras.backend.standardize_dtype(other.dtype)
+    return same_dtype and len(one.shape) == len(other.shape) and len(last) <= 1
 
 
 def _zeros(spec: Any) -> Any:

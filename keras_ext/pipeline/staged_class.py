@@ -26,6 +26,12 @@ class StagedModel:
         config: dict[str, Any] = self.plain_class.get_config(self)
         return config
 
+    def __reduce__(self) -> Any:
+        """Returns what pickles hold: the user's class, which can be imported, in place of this one."""
+        reduced: Any = super().__reduce__()
+        load, arguments = reduced
+        return getattr(self.plain_class, load.__name__), arguments
+
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:
         """Creates a pipeline with the same number of stages, cut at the same layers, with its own weights."""

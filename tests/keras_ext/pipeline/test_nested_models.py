@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import pathlib
+import pickle
 from typing import Any
 
 import keras
@@ -109,7 +110,10 @@ def test_it_stays_a_task_in_the_program_and_in_files(tmp_path: pathlib.Path) -> 
     assert opened.temperature == 3.0
     other = task()
     other.load_weights(tmp_path / "task.weights.h5")
-    for model in (opened, other):
+    # A pickle holds the same as the file.
+    unpickled = pickle.loads(pickle.dumps(split))
+    assert type(unpickled) is Task
+    for model in (opened, other, unpickled):
         for one, its in zip(plain.get_weights(), model.get_weights(), strict=True):
             np.testing.assert_array_equal(one, its)
     with mesh_strategy({"pipe": 2}).scope():
