@@ -115,6 +115,8 @@ def _graph_inside(node: Node) -> Any:
     # A model that recomputes itself, or penalizes what it returns, does so as a whole.
     if graph is None or getattr(model, "_remat_mode", None) or getattr(model, "activity_regularizer", None) is not None:
         return None
+    if _uses_weights(model, graph):
+        return None
     others = keras.tree.flatten([value for name, value in node.kwargs.items() if name != "training"])
     if len(node.args) != 1 or any(value is not None for value in others):
         return None
@@ -128,6 +130,14 @@ def _graph_inside(node: Node) -> Any:
         return None
     results = [*map(id, graph.inputs), *map(id, graph.outputs)]
     return graph if len(set(results)) == len(results) else None
+
+
+def _uses_weights(model: Any, graph: Any) -> bool:
+    """Returns True if a model holds weights itself, or computes with weights between its layers: no stage has these."""
+    if model._trainable_variables or model._non_trainable_variables:
+        return True
+    arguments = keras.tree.flatten([[node.args, dict(node.kwargs)] for node in _own_nodes(graph)])
+    return any(isinstance(each, keras.Variable) for each in arguments)
 
 
 def _has_keras_call(cls: type) -> bool:
