@@ -118,6 +118,8 @@ class PipelineModel(keras.Model):
             if isinstance(self, StagedModel):
                 copies.take_attributes(model, self)
             copies.take_state(model if isinstance(self, StagedModel) else graph, self)
+            # The copy of a model gets its name.
+            self.name = name or graph.name
         self.num_microbatches = num_microbatches
         #: The layers of each stage; prints as a table.
         self.partition = made

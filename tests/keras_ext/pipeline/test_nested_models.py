@@ -118,6 +118,7 @@ def test_it_stays_a_task_in_the_program_and_in_files(tmp_path: pathlib.Path) -> 
             np.testing.assert_array_equal(one, its)
     with mesh_strategy({"pipe": 2}).scope():
         again = type(split).from_config(split.get_config())
+        assert keras_ext.PipelineModel(plain, partition="uniform", name="named").name == "named"
     assert str(again.partition) == str(split.partition)
     # A class is made once, and models of it are not made into another.
     assert again.__class__ is split.__class__

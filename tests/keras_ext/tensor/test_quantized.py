@@ -103,6 +103,8 @@ def test_each_device_holds_its_part() -> None:
             if "int8" in weight.dtype and weight.shape[-1] > 1:
                 assert isinstance(weight, layer_api.SplitWeight), weight.path
                 assert max(weight.sizes) <= -(-weight.shape[weight.dim] // 2)
+    with mesh_strategy({"tensor": 2}).scope():
+        split = keras_ext.parallelize(tied())
     with pytest.raises(ValueError, match=r"cannot be quantized: it is split already\. Quantize the model first"):
         split.get_layer("table").quantize("int8")
 
