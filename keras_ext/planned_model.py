@@ -1,4 +1,4 @@
-"""Models of which only the sizes are known: split and cut into stages as for training, without values of their weights.
+"""Models that exist only for their sizes: they are split, or cut into stages, as for training; weights have no values.
 
 Its contract is tested in ``tests/keras_ext/test_memory_plan.py``.
 """

@@ -1,4 +1,4 @@
-"""What this project logs, without what libraries log: TensorFlow's hint about retracing depends on earlier tests."""
+"""The log records of this project alone: TensorFlow's hint about retracing depends on earlier tests."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def compiled_task(preset: str, num_updates: int, rate: float, strategy: Any, opt
 
 
 @contextlib.contextmanager
-def of_tokens(task: Any) -> Iterator[None]:
+def without_preprocessor(task: Any) -> Iterator[None]:
     """Context manager: the task takes tokens, not text, in `fit` and `evaluate`."""
     preprocessor = task.preprocessor
     task.preprocessor = None

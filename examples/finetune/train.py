@@ -19,7 +19,7 @@ from gpt.text import Text
 from gpt.tokens import Tokens
 
 from finetune import saving
-from finetune.model import compiled_task, of_tokens
+from finetune.model import compiled_task, without_preprocessor
 from finetune.options import Options
 from finetune.small_preset import small_preset
 
@@ -82,7 +82,7 @@ def run(options: Options, text: Text) -> Result:
     before = sample(task, options)
     if is_chief:
         print(_shown("before", before), end="", flush=True)
-    with of_tokens(task):
+    with without_preprocessor(task):
         first = {} if validation_data is None else task.evaluate(validation_data, return_dict=True, verbose=0)
         outcome = training.train(
             task,

@@ -157,27 +157,23 @@ def _positions_of_all(graph: Any, positions_of: Mapping[int, Collection[int]]) -
     Raises:
         ValueError: layers at different positions hold the same layer, and the copy of one of them would not.
     """
-    layers = {id(node.operation): node.operation for node in nodes_of(graph)}.values()
-    holders: dict[int, list[Any]] = {}
-    for layer in layers:
+    # The layers of the graph that hold each layer, by its id; a layer holds itself.
+    holders: dict[int, tuple[Any, list[Any]]] = {}
+    for layer in {id(node.operation): node.operation for node in nodes_of(graph)}.values():
         for inner in layer._flatten_layers() if isinstance(layer, keras.Layer) else [layer]:
-            holders.setdefault(id(inner), []).append(layer)
+            holders.setdefault(id(inner), (inner, []))[1].append(layer)
     found: dict[int, Collection[int]] = {}
-    for layer in layers:
-        for inner in layer._flatten_layers() if isinstance(layer, keras.Layer) else [layer]:
-            own = holders[id(inner)]
-            positions = {position for each in own for position in positions_of[id(each)]}
-            if any(set(positions_of[id(each)]) != positions for each in own) and inner.weights:
-                # A copy that is made from its config makes the layers that it holds.
-                made = [each for each in own if each is not inner and not is_by_attributes(each)]
-                if made:
-                    raise ValueError(
-                        f"The layers {own[0].name!r} and {own[1].name!r} hold the same layer {inner.name!r}, and are "
-                        f"in stages {sorted(positions_of[id(own[0])])} and {sorted(positions_of[id(own[1])])}. Put "
-                        "both into one stage by `partition`. A layer that is called in two stages itself is fine. "
-                        f"Received: {inner!r}."
-                    )
-            found[id(inner)] = positions
+    for key, (inner, own) in holders.items():
+        each_at = [sorted(positions_of[id(layer)]) for layer in own]
+        found[key] = {position for positions in each_at for position in positions}
+        is_apart = any(set(positions) != found[key] for positions in each_at) and inner.weights
+        # A copy that is made from its config makes the layers that it holds.
+        if is_apart and not all(layer is inner or is_by_attributes(layer) for layer in own):
+            raise ValueError(
+                f"The layers {own[0].name!r} and {own[1].name!r} hold the same layer {inner.name!r}, and are in stages "
+                f"{each_at[0]} and {each_at[1]}. Put both into one stage by `partition`. A layer that is called in two "
+                f"stages itself is fine. Received: {inner!r}."
+            )
     return found
 
 

@@ -156,7 +156,7 @@ class StageCalls:
         args: Sequence[Any],
         kwargs: dict[str, Any],
     ) -> Any:
-        specs = _Shapes(original).of_results(args, kwargs)
+        specs = layer_api.shapes_of(lambda args, kwargs: original(*args, **kwargs), tuple(args), kwargs)
         part = self._placed.parts.owned[0]
         results = [_zeros(spec) for spec in keras.tree.flatten(specs)]
         if messages.position in call.takers:
@@ -165,27 +165,6 @@ class StageCalls:
             source = self._placed.process_of[call.stage]
             results[: len(expected)] = messages.receive(part, source, described)
         return keras.tree.pack_sequence_as(specs, results)
-
-
-class _Shapes(keras.Operation):
-    """Infers the shapes of what a function of tensors returns."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__()
-        self._function = function
-
-    def call(self, *args: Any, **kwargs: Any) -> Any:
-        """Calls the function."""
-        return self._function(*args, **kwargs)
-
-    def of_results(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Returns Keras' tensors in the structure of the results; nothing is computed."""
-
-        def symbolic(value: Any) -> Any:
-            return keras.KerasTensor(value.shape, value.dtype) if ops.is_tensor(value) else value
-
-        args, kwargs = keras.tree.map_structure(symbolic, (tuple(args), kwargs))
-        return self.compute_output_spec(*args, **kwargs)
 
 
 @contextlib.contextmanager

@@ -115,7 +115,7 @@ def _all_that_differs(task_class: Any, load: Callable[[], Any]) -> str:
             with read_lazily(task_class, loading.differences):
                 load()
         except Exception as error:
-            # What follows in the preset could not be looked at.
+            # The rest of the preset is not compared.
             end = f"\n{type(error).__name__}: {error}"
         found = described(loading.close())
         return found and found + end

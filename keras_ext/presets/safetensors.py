@@ -95,7 +95,7 @@ class _Tensor:
         first, last = entry["data_offsets"]
         if last - first != math.prod(self.shape) * self.dtype.itemsize:
             raise ValueError(f"{last - first} bytes are not a tensor of {self.dtype} of shape {self.shape}")
-        #: Where the tensor ends in the file.
+        #: The offset of the tensor's end in the file, in bytes.
         self.end = begin + last
         self._path = path
         self._offset = begin + first

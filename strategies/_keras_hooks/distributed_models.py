@@ -72,8 +72,8 @@ class _Generates:
 
     def make_generate_function(self: Any) -> Callable[..., Any]:
         """Returns the function that generates a batch; processes of one replica compare their prompts first."""
-        made: Callable[..., Any] = super().make_generate_function()  # type: ignore[misc]
-        return generation.agreed(made, self)
+        task: Any = super()
+        return generation.agreed(task.make_generate_function(), self)
 
 
 class DistributedModel(keras.Model):

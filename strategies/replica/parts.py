@@ -301,7 +301,7 @@ def current_parts() -> ReplicaParts:
 
 
 def planned_parts(axes: Mapping[str, int]) -> contextlib.AbstractContextManager[None]:
-    """Context manager: without a strategy, a replica has the parts of a mesh, none of which needs a device.
+    """Context manager: outside of any strategy, a replica has the parts of a mesh; no part needs a device.
 
     Models can be split and cut into stages in it. All that is computed is computed on the host.
 

@@ -23,7 +23,7 @@ from strategies.saving.file_contents import DatasetOfFile, datasets_of
 
 @dataclasses.dataclass
 class Differences:
-    """What differs between weights and the tensors of files. Shapes are by the paths of variables, or names of tensors.
+    """The differences between weights and the tensors of files; shapes are by paths of variables, or names of tensors.
 
     Attributes:
         missing: weights that no file has, with their shapes.
@@ -106,7 +106,7 @@ class Loading:
     def close(self) -> Differences:
         """Returns all differences, with the tensors of Keras' files that no layer has read."""
         for (_, name), shape in self._datasets.items() - self._used_items():
-            # Whether a layer has a random state depends on arguments such as the rate of dropout.
+            # A layer has a random state or not by arguments such as the rate of dropout.
             if "seed_generator" not in name:
                 self.differences.extra[name.strip("/")] = shape
         return self.differences

@@ -92,7 +92,7 @@ def test_frozen_weights_cost_no_gradients_and_no_slots(way: str) -> None:
     # Two adapters each of the queries and the values of two layers.
     assert len(plain.trainable_variables) == 8
     assert trained < held / 7
-    # What Adam holds besides two slots for each weight: its count of steps and its learning rate.
+    # Adam holds its count of steps and its learning rate besides two slots for each weight.
     scalars = 8 + 4
     found = {}
     for mesh in ("data=2", "shard=weights", "tensor=2"):

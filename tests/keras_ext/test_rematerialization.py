@@ -117,7 +117,7 @@ def test_equals_one_device_that_holds_all() -> None:
     assert_same(trained(of_words, sentences(), labels(), again=True, strategy=two), words, TOLERANCE)
 
 
-def of_adapters(*, quantize: bool = False) -> Any:
+def adapted_model(*, quantize: bool = False) -> Any:
     """Returns frozen blocks that contain trainable adapters, as KerasHub's ``enable_lora`` makes them."""
     blocks = [keras.Sequential([L.Dense(16, "tanh"), L.Dense(6)], name=f"block_{k}") for k in "ab"]
     model = keras.Sequential([keras.Input((6,)), *blocks, L.Dense(3, "softmax")])
@@ -138,7 +138,7 @@ def of_adapters(*, quantize: bool = False) -> Any:
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("quantize", [False, pytest.param(True, marks=pytest.mark.parity_all)])
 def test_adapters_in_frozen_blocks(quantize: bool) -> None:
-    make = functools.partial(of_adapters, quantize=quantize)
+    make = functools.partial(adapted_model, quantize=quantize)
     held, again = (trained(make, vectors(), labels(), again=each) for each in (False, True))
     assert_same(again, held, 0)
     assert np.abs(held[1][0][0] - held[1][0][-1]) > 1e-3
@@ -154,7 +154,7 @@ def test_adapters_in_frozen_blocks(quantize: bool) -> None:
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_a_quantized_layer_is_recomputed_itself() -> None:
-    model = of_adapters(quantize=True)
+    model = adapted_model(quantize=True)
     layer = model.layers[0].layers[0]
     keras_ext.rematerialize(model, [layer.name])
     model.compile("sgd", "sparse_categorical_crossentropy")
@@ -166,7 +166,7 @@ def test_a_quantized_layer_is_recomputed_itself() -> None:
 @pytest.mark.parity_all
 def test_adapters_that_are_enabled_later() -> None:
     def make(again: bool) -> Any:
-        model = of_adapters()
+        model = adapted_model()
         if again:
             keras_ext.rematerialize(model, ["block_a", "block_b", model.layers[-1].name])
         model.layers[-1].trainable = True
