@@ -5,7 +5,12 @@ import keras
 from strategies import _keras_hooks
 from strategies._keras_hooks.agreement import compare_weights
 from strategies._keras_hooks.callbacks import write_scalars
-from strategies._keras_hooks.global_state import global_state_kept, in_stateless_scope
+from strategies._keras_hooks.global_state import (
+    global_state_kept,
+    in_stateless_scope,
+    name_counters,
+    restore_name_counters,
+)
 from strategies._keras_hooks.gradients import for_optimizer
 from strategies._keras_hooks.keras_versions import sort_layers
 from strategies._keras_hooks.new_variables import settled
@@ -22,7 +27,7 @@ from strategies.replica.axis_mappings import AxisMappings, as_rows
 from strategies.replica.copying import copy_value
 from strategies.replica.creation_context import values_follow
 from strategies.replica.deferred import draw_values, drawn_for_now, in_shapes_only, is_left_in_file, is_remote
-from strategies.replica.graph_lifetimes import host_callback, in_graph, traced
+from strategies.replica.graph_lifetimes import computed_now, host_callback, in_graph, traced
 from strategies.replica.inputs_only import compute_from_inputs
 from strategies.replica.joinable import NeedsAllMicrobatchesError, joinable_microbatches
 from strategies.replica.joined_weights import joined_weight
@@ -134,6 +139,7 @@ __all__ = [
     "clock_offset",
     "compare_weights",
     "compute_from_inputs",
+    "computed_now",
     "copy_value",
     "draw_values",
     "drawn_for_now",
@@ -153,11 +159,13 @@ __all__ = [
     "joined_weight",
     "lie_on_replicas",
     "may_recompute",
+    "name_counters",
     "note_copy",
     "num_replicas",
     "recomputed",
     "refuse_gradients",
     "replica_parts",
+    "restore_name_counters",
     "row_exchange",
     "save_before_end",
     "saved_as",

@@ -28,6 +28,7 @@ class Copies:
         dims: the dim along which a weight is to be cut into shards, by the weight's id.
         rows_of_experts: the ids of experts' weights, which are distributed over the mesh axis "expert".
         scope: returns a context manager for a layer, in which the variables of its copy are created.
+        classes: the class of a layer's copy, by the layer's id, for layers that are copied attribute by attribute.
     """
 
     def __init__(
@@ -36,6 +37,7 @@ class Copies:
         dims: Mapping[int, int] | None = None,
         rows_of_experts: Collection[int] = (),
         scope: Callable[[Any], contextlib.AbstractContextManager[Any]] | None = None,
+        classes: Mapping[int, Any] | None = None,
     ) -> None:
         self._instead = instead
         self._given_scope = scope
@@ -45,7 +47,7 @@ class Copies:
         self._made: dict[int, tuple[Any, Any]] = {}
         self._dims = dims or {}
         self._inside: set[int] = set()
-        self._attributes = Attributes(self._get_inner, self._dims, rows_of_experts)
+        self._attributes = Attributes(self._get_inner, self._dims, rows_of_experts, classes)
 
     def expect(self, model: Any) -> None:
         """Registers a model whose layers are copied one by one: references between its layers are copied, too."""

@@ -45,18 +45,25 @@ class Attributes:
         make: returns the counterpart of a held layer; called each time a layer is found.
         dims: the dim along which a weight is to be cut into shards, by the weight's id.
         rows_of_experts: the ids of experts' weights, which are distributed over the mesh axis "expert".
+        classes: the class of a layer's copy, if it is another one, by the layer's id.
     """
 
-    def __init__(self, make: Make, dims: Mapping[int, int], rows_of_experts: Collection[int]) -> None:
-        self._make, self._dims, self._rows_of_experts = make, dims, rows_of_experts
+    def __init__(
+        self,
+        make: Make,
+        dims: Mapping[int, int],
+        rows_of_experts: Collection[int],
+        classes: Mapping[int, Any] | None = None,
+    ) -> None:
+        self._make, self._dims, self._rows_of_experts, self._classes = make, dims, rows_of_experts, classes or {}
         # Holds the old objects as well, so that no other object gets their id.
         self._made: dict[int, tuple[Any, Any]] = {}
         self._looked_into: set[int] = set()
 
     def blank(self, layer: Any) -> Any:
-        """Returns an empty layer of the same class, or of its `gathered_class` if weights are to be cut."""
-        cls: Any = type(layer)
-        if any(id(variable) in self._dims for variable in _variables_of(layer)):
+        """Returns an empty layer of the same class, of its `gathered_class` if weights are to be cut, or of a given one."""
+        cls: Any = self._classes.get(id(layer), type(layer))
+        if not issubclass(cls, SplitLayer) and any(id(variable) in self._dims for variable in _variables_of(layer)):
             cls = gathered_class(cls)
         new = cls.__new__(cls)
         new._initialize_tracker()

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+import types
 from collections.abc import Callable
 from typing import Any
 
 import keras
+import numpy as np
+
+from strategies import layer_api
 
 _ELEMENTWISE = frozenset(
     {
@@ -39,12 +44,52 @@ _ELEMENTWISE = frozenset(
 )
 
 
+# Operations of Keras, besides these activations, that map each number of their inputs by itself.
+_OPS = frozenset(
+    {"Abs", "Add", "Cast", "Clip", "Divide", "Exp", "Maximum", "Minimum", "Multiply", "Negative", "Power", "Sqrt"}
+    | {"Square", "Subtract", "TrueDivide"}
+    | {"".join(part.capitalize() for part in name.split("_")) for name in _ELEMENTWISE}
+)
+
+
 def is_elementwise(activation: Callable[..., Any] | None) -> bool:
-    """Returns True if `activation` is None or one of Keras' elementwise functions; False for all others."""
+    """Returns True if `activation` is None, one of Keras' elementwise functions, or a function that is found to be one.
+
+    Functions of others, such as ``lambda x: keras.activations.gelu(x, approximate=True)``, are tried with numbers: the
+    results of parts must be the parts of the result.
+    """
     if activation is None:
         return True
     name = getattr(activation, "__name__", "")
-    return name in _ELEMENTWISE and getattr(keras.activations, name, None) is activation
+    if getattr(keras.activations, name, None) is activation:
+        return name in _ELEMENTWISE
+    return isinstance(activation, types.FunctionType) and _is_found_elementwise(activation)
+
+
+def is_elementwise_op(operation: Any) -> bool:
+    """Returns True if an operation of Keras, which is no layer, maps each number of its inputs by itself."""
+    is_of_keras = type(operation).__module__.startswith("keras.") and not isinstance(operation, keras.Layer)
+    return is_of_keras and type(operation).__name__ in _OPS
+
+
+@functools.lru_cache(maxsize=256)
+def _is_found_elementwise(function: Callable[..., Any]) -> bool:
+    numbers = 3 * np.random.default_rng(0).standard_normal((4, 6)).astype("float32")
+
+    def found(values: np.ndarray) -> np.ndarray:
+        return np.asarray(layer_api.computed_now(function, values))
+
+    try:
+        whole = found(numbers)
+        rows = np.concatenate([found(numbers[:1]), found(numbers[1:])])
+        columns = np.concatenate([found(numbers[:, :2]), found(numbers[:, 2:])], axis=1)
+        single = found(numbers[1:2, 1:2])
+    # A user's function may raise any error for shapes that it was not made for.
+    except Exception:
+        return False
+    # Parts of another size may be rounded in another way.
+    pairs = ((rows, whole), (columns, whole), (single, whole[1:2, 1:2]))
+    return all(one.shape == other.shape and np.allclose(one, other, 1e-5, 1e-6) for one, other in pairs)
 
 
 def check_elementwise(activation: Callable[..., Any] | None, argument: str) -> None:

@@ -11,7 +11,6 @@ from keras import ops
 
 from keras_ext.keras_versions import causal_arguments, has_gate
 from keras_ext.tensor.layer import AtShard, SplitLayer, equal_sizes
-from keras_ext.tensor.mappings import Shards
 from keras_ext.tensor.projection import FREE, HEADS, INPUTS, OUTPUTS, SplitProjection
 from keras_ext.tensor.split_tensor import SplitTensor
 from strategies import layer_api
@@ -143,7 +142,7 @@ class _SplitAttention(SplitLayer):
             view = AtShard(self, _dropout_layer=drop, _return_attention_scores=return_attention_scores)
             weights = [of_shards[own] for of_shards in weights_of_layers]
             inputs = [[copy[own] for copy in copies], [] if mask is None else [mask], weights]
-            made.append(_run(shards, i, functools.partial(attend, view), inputs))
+            made.append(shards.run_nested(i, functools.partial(attend, view), inputs))
         partial, *others = zip(*made, strict=True)
         in_pieces = self.sequence_parallel and shards.count > 1
         made = self._output_dense.add_up(partial, sequence_parallel=in_pieces)
@@ -156,15 +155,6 @@ class _SplitAttention(SplitLayer):
             return output
         # The dim of the heads precedes the attention dims of queries and of keys.
         return output, shards.gather(others[0], -1 - 2 * len(getattr(self, "_attention_axes", [1])))
-
-
-def _run(shards: Shards, index: int, function: Callable[..., list[Any]], inputs: list[Any]) -> Any:
-    """Returns ``function(*inputs)``, for nested lists of tensors and variables, computed on the device of a shard."""
-
-    def unpacked(*flat: Any) -> list[Any]:
-        return function(*keras.tree.pack_sequence_as(inputs, list(flat)))
-
-    return shards.run(index, unpacked, *keras.tree.flatten(inputs))
 
 
 @layer_api.saved_as(keras.layers.MultiHeadAttention)

@@ -22,6 +22,9 @@ OF_TENSORFLOW = frozenset(
     )
 )
 
+# Of rows and of positions, where a layer's call cannot be traced without.
+_SIZES = (2, 3)
+
 
 def is_custom(layer: Any) -> bool:
     """Returns True if `layer` is of a user's class, is no Functional or Sequential model, and holds layers."""
@@ -95,15 +98,27 @@ def graph_inside(layer: Any) -> Iterator[Any]:
 
 
 def _traced(layer: Any) -> Any:
+    if not layer._inbound_nodes:
+        return None
+    # Code that makes masks of positions needs to know how many there are.
+    return _traced_with(layer, ()) or _traced_with(layer, _SIZES)
+
+
+def _traced_with(layer: Any, sizes: tuple[int, ...]) -> Any:
+    """Returns the graph of a layer's call, or None.
+
+    Args:
+        layer: which has been called.
+        sizes: of the first dims of inputs, where they are unknown; the last one is that of all further dims.
+    """
     inputs: dict[int, Any] = {}
 
     def fresh(value: Any) -> Any:
         if not isinstance(value, keras.KerasTensor):
             return value
-        return inputs.setdefault(id(value), keras.KerasTensor(value.shape, value.dtype))
+        known = [sizes[min(i, len(sizes) - 1)] if n is None and sizes else n for i, n in enumerate(value.shape)]
+        return inputs.setdefault(id(value), keras.KerasTensor(known, value.dtype))
 
-    if not layer._inbound_nodes:
-        return None
     arguments = layer._inbound_nodes[-1].arguments
     args, kwargs = keras.tree.map_structure(fresh, (arguments.args, arguments.kwargs))
     try:

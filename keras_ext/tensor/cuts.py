@@ -12,7 +12,7 @@ import keras
 from keras_ext.expert.layer import MixtureOfExperts
 from keras_ext.expert.split_bank import DIMS, check_split
 from keras_ext.tensor.custom_layers import is_custom, is_keras_class, layers_inside
-from keras_ext.tensor.gathered import output_axis
+from keras_ext.tensor.gathered import input_axis, output_axis
 from keras_ext.tensor.lora import adapted_weight, adapter_dim, adapters_of
 from strategies import layer_api
 
@@ -52,6 +52,22 @@ def column_cuts(layer: Any, num_shards: int, wanted: int | None = None) -> Cuts:
     return Cuts((*found, *_adapter_cuts(layer, found)))
 
 
+def row_cuts(layer: Any, num_shards: int, wanted: int | None = None) -> Cuts:
+    """Cuts an ``EinsumDense`` along a dim over which it sums: the first that `num_shards` divides, else the largest.
+
+    Args:
+        layer: built.
+        num_shards: size of the mesh axis "tensor".
+        wanted: the dim of the kernel to cut instead.
+    """
+    kernel = layer._kernel
+    summed = [dim for dim in range(kernel.ndim) if input_axis(layer.equation, dim) is not None]
+    dim = _best(kernel.shape, summed, num_shards) if wanted is None else wanted
+    if dim is None:
+        return Cuts(reason=_too_small(num_shards))
+    return Cuts(((kernel, dim), *_adapter_cuts(layer, [(kernel, dim)])))
+
+
 def _adapter_cuts(layer: Any, dims: Iterable[tuple[Any, int]]) -> list[tuple[Any, int]]:
     """Cuts the adapters of a layer as `lora.AdaptedLayer` does, given the cuts of its other weights."""
     adapters = adapters_of(layer)
@@ -60,12 +76,13 @@ def _adapter_cuts(layer: Any, dims: Iterable[tuple[Any, int]]) -> list[tuple[Any
     return [(each, dim) for each, dim in found if dim is not None]
 
 
-def quantized_cuts(layer: Any, num_shards: int) -> Cuts:
+def quantized_cuts(layer: Any, num_shards: int, wanted: int | None = None) -> Cuts:
     """Cuts the int8 kernel of a layer along a dim of its output, or its table along the vocabulary, and the scales.
 
     Args:
         layer: a built ``Dense``, ``EinsumDense``, ``Embedding`` or ``ReversibleEmbedding``.
         num_shards: size of the mesh axis "tensor".
+        wanted: the dim of an ``EinsumDense``'s kernel to cut, if the output has it.
     """
     if isinstance(layer, keras.layers.Embedding):
         if layer.input_dim < num_shards:
@@ -76,7 +93,8 @@ def quantized_cuts(layer: Any, num_shards: int) -> Cuts:
         return Cuts((*found, *_adapter_cuts(layer, found)))
     scale = layer.kernel_scale
     if isinstance(layer, keras.layers.EinsumDense):
-        cuts = column_cuts(layer, num_shards)
+        is_made = wanted is not None and output_axis(layer.equation, wanted) is not None
+        cuts = column_cuts(layer, num_shards, wanted if is_made else None)
         axis = output_axis(layer.equation, cuts.dims[0][1]) if cuts.dims else None
     else:
         found = [(layer._kernel, 1), *([] if layer.bias is None else [(layer.bias, 0)])]

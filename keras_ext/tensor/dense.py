@@ -44,6 +44,9 @@ class ColumnParallelDense(ColumnParallel, _SplitDense):
             output.
         gather_output: whether the output is one tensor. If not, it stays in pieces, which layers of ``keras_ext`` take
             as they are; for other layers they are gathered.
+        records_ops: with ``gather_output=False``, whether the output is a symbolic tensor of Keras, for the ``call`` of
+            a layer that computes with it by elementwise functions of ``keras.ops`` and gives the result to a
+            `RowParallelDense`, as in ``down(keras.ops.silu(gate(x)) * up(x))``. They are computed with the pieces.
 
     Input shape:
         ``(batch, ..., inputs)``.

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import keras
 from keras import ops
 
-from keras_ext.tensor.activations import is_elementwise
 from keras_ext.tensor.custom_layers import plain_base
 from keras_ext.tensor.layer import SplitLayer
 from keras_ext.tensor.lora import AdaptedLayer
 from keras_ext.tensor.quantized import QuantizedColumns, QuantizedRows
+from keras_ext.tensor.recorded_ops import passed_on
+from keras_ext.tensor.split_tensor import SplitTensor
 from strategies import layer_api
 
 
@@ -123,35 +124,64 @@ class _EinsumDense(QuantizedColumns, _Adapted):
     activation: Any
     _kernel: Any
     bias: Any
+    #: As in ``ColumnParallelDense``.
+    gather_output = True
+    records_ops = False
 
     def _cut_axis(self) -> int | None:
         kernel = self._kernel
         return output_axis(self.equation, kernel.dim) if isinstance(kernel, layer_api.SplitWeight) else None
 
-    def call(self, inputs: Any, training: bool | None = None) -> Any:
-        """Computes each shard's outputs and gathers them."""
-        axis = self._cut_axis()
-        if axis is None:
-            return super().call(inputs, training=training)
-        shards, bias = self._placed(), self.bias
-        is_bias_cut = isinstance(bias, layer_api.SplitWeight)
-        # Keras losses read the logits from an attribute of a sigmoid's output, so it is applied after the gathering.
-        is_last = is_elementwise(self.activation) and self.activation is not keras.activations.sigmoid
-        apart = is_last and (bias is None or is_bias_cut)
+    def _summed_axis(self) -> int | None:
+        """Returns the axis of the input, from the end, along which the kernel is cut into equal parts, if there is one."""
+        kernel = self._kernel
+        is_even = isinstance(kernel, layer_api.SplitWeight) and len(set(kernel.sizes)) == 1
+        return input_axis(self.equation, kernel.dim) if is_even and self.quantization_mode is None else None
 
-        kernels = self.kernels_of_shards()
+    def call(self, inputs: Any, training: bool | None = None) -> Any:
+        """Computes each shard's outputs and gathers them, or its partial sums of all outputs and adds them up."""
+        axis, summed = self._cut_axis(), self._summed_axis()
+        shards = self._placed()
+        if axis is not None:
+            weights, forward = self.at_shards()
+            pieces = shards.run_each(forward, self.copies_of(inputs), *zip(*weights, strict=True))
+            if not self.gather_output:
+                return passed_on(self.in_pieces(pieces, axis), records_ops=self.records_ops)
+            y = shards.gather(pieces, axis, self._kernel.shape[self._kernel.dim])
+            is_done, bias = self._is_apart(), self.bias
+            y = y if bias is None or isinstance(bias, layer_api.SplitWeight) else self._plus_bias(y, bias)
+            return y if is_done or self.activation is None else self.activation(y)
+        if summed is None or (self.bias is not None and isinstance(self.bias, layer_api.SplitWeight)):
+            return super().call(inputs, training=training)
+        lists = zip(*self.kernels_of_shards(), strict=True)
+        partial = shards.run_each(self._multiplied, self.pieces_of(inputs, summed), *lists)
+        return self.sums_of(partial, self.bias, self.activation, sequence_parallel=False)[0]
+
+    def call_with_pieces(self, inputs: SplitTensor) -> Any:
+        """Returns the output for an input that is in pieces, one at each shard."""
+        return self.call(inputs) if inputs.dim - inputs.ndim == self._summed_axis() else self(inputs.whole())
+
+    def at_shards(self) -> tuple[list[list[Any]], Callable[..., Any]]:
+        """Returns the tensors of each owned shard's weights, and a function of an input and these: its part of the output.
+
+        The function leaves out the activation, or a whole bias, if they cannot be applied to parts.
+        """
+        if self.quantization_mode is not None:
+            return self.int8_at_shards()
+        kernels, bias, is_apart = self.kernels_of_shards(), self.bias, self._is_apart()
+        biases = self._placed().select_owned(bias.shards) if isinstance(bias, layer_api.SplitWeight) else None
 
         def forward(x: Any, *weights: Any) -> Any:
-            kernel, biases = weights[: len(kernels[0])], weights[len(kernels[0]) :]
-            y = ops.einsum(self.equation, x, ops.cast(self.kernel_of(*kernel), self.compute_dtype))
-            y = self._plus_bias(y, *biases) if biases else y
-            return self.activation(y) if apart and self.activation is not None else y
+            y = self._multiplied(x, *weights[: len(kernels[0])])
+            y = self._plus_bias(y, *weights[-1:]) if biases is not None else y
+            return self.activation(y) if is_apart and self.activation is not None else y
 
-        lists = [*zip(*kernels, strict=True), *([shards.select_owned(bias.shards)] if is_bias_cut else [])]
-        pieces = shards.run_each(forward, self.copies_of(inputs), *lists)
-        y = shards.gather(pieces, axis, self._kernel.shape[self._kernel.dim])
-        y = y if bias is None or is_bias_cut else self._plus_bias(y, bias)
-        return y if apart or self.activation is None else self.activation(y)
+        if biases is None:
+            return kernels, forward
+        return [[*kernel, own] for kernel, own in zip(kernels, biases, strict=True)], forward
+
+    def _multiplied(self, x: Any, *kernel: Any) -> Any:
+        return ops.einsum(self.equation, x, ops.cast(self.kernel_of(*kernel), self.compute_dtype))
 
 
 #: The bases of gathered classes whose computation can be split, by the plain class.
@@ -161,6 +191,16 @@ _BASES: Mapping[type, Any] = {
     keras.layers.Embedding: _Embedding,
     keras.layers.ReversibleEmbedding: _Embedding,
 }
+
+
+def input_axis(equation: str, dim: int) -> int | None:
+    """Returns the axis of an einsum's input, from the end, that is dim `dim` of its kernel; None if it is not summed over.
+
+    Example: ``input_axis("abc,cd->abd", 0)`` is -1, ``input_axis("abc,cd->abd", 1)`` None.
+    """
+    inputs, kernel, outputs = re.split(",|->", equation.replace(" ", ""))
+    letter = kernel[dim]
+    return inputs.index(letter) - len(inputs) if letter in inputs and letter not in outputs else None
 
 
 def output_axis(equation: str, dim: int) -> int | None:

@@ -13,6 +13,7 @@ import numpy as np
 from keras_ext.keras_versions import penalty_of_rows
 from keras_ext.tensor.mappings import Shards
 from keras_ext.tensor.penalties import penalties_of_shards
+from keras_ext.tensor.recorded_ops import as_pieces
 from keras_ext.tensor.split_tensor import SplitTensor
 from strategies import layer_api
 
@@ -36,10 +37,7 @@ class SplitLayer(keras.Layer):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the layer as Keras does, with tensors, arrays or `SplitTensor`."""
-        # Keras builds a layer for the shapes of tensors only.
-        args, kwargs = keras.tree.map_structure(
-            lambda value: keras.ops.convert_to_tensor(value) if isinstance(value, np.ndarray) else value, (args, kwargs)
-        )
+        args, kwargs = keras.tree.map_structure(_as_tensor, (args, kwargs))
         if not self.built and any(isinstance(value, SplitTensor) for value in keras.tree.flatten(args)):
             self.build(*keras.tree.map_structure(lambda value: value.shape, args))
         return super().__call__(*args, **kwargs)
@@ -259,6 +257,12 @@ class SplitLayer(keras.Layer):
         if hasattr(value, "dense_shape"):
             value = keras.ops.convert_to_tensor(value, sparse=False)
         return self._as_input(value)
+
+
+def _as_tensor(value: Any) -> Any:
+    """Returns the tensor, or the pieces, that a layer is called with."""
+    # Keras builds a layer for the shapes of tensors only.
+    return keras.ops.convert_to_tensor(value) if isinstance(value, np.ndarray) else as_pieces(value)
 
 
 class AtShard:

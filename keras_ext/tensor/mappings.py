@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from keras import ops
+from keras import ops, tree
 
 from strategies import layer_api
 from strategies.evenly import even_bounds
@@ -70,6 +70,14 @@ class Shards:
     def run(self, index: int, function: Callable[..., Any], *inputs: Any) -> Any:
         """Returns ``function(*inputs)``, computed, like its gradient, on the device of the owned shard `index`."""
         return self.parts.run(self.members[index], function, *inputs)
+
+    def run_nested(self, index: int, function: Callable[..., Any], inputs: list[Any]) -> Any:
+        """Returns ``function(*inputs)`` as `run` does, for nested lists and dicts of tensors and variables."""
+
+        def unpacked(*flat: Any) -> Any:
+            return function(*tree.pack_sequence_as(inputs, list(flat)))
+
+        return self.run(index, unpacked, *tree.flatten(inputs))
 
     def run_each(self, function: Callable[..., Any], *lists: Sequence[Any]) -> list[Any]:
         """Returns ``function(*inputs)`` for each owned shard, on its device; its inputs are one of each list."""

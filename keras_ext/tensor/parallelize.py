@@ -16,6 +16,7 @@ from keras_ext.tensor.conv import ColumnParallelConv2D, RowParallelConv2D
 from keras_ext.tensor.custom_layers import plain_type
 from keras_ext.tensor.dense import ColumnParallelDense, RowParallelDense
 from keras_ext.tensor.embedding import VocabParallelEmbedding, VocabParallelReversibleEmbedding
+from keras_ext.tensor.head_parallel import head_parallel_class
 from keras_ext.tensor.mappings import Shards
 from keras_ext.tensor.plan import Choice, Plan
 from keras_ext.tensor.planner import make_plan
@@ -90,7 +91,9 @@ def parallelize(model: Any, plan: Mapping[str, Any] | None = None, *, sequence_p
         cut = [choice for choice in chosen.values() if choice.kind != "hidden"]
         dims = {id(weight): dim for choice in cut for weight, dim in choice.dims}
         with layer_api.values_follow():
-            split = Copies(instead, dims).graph(model)
+            copies = Copies(instead, dims, classes=_classes(chosen))
+            split = copies.graph(model)
+        _leave_outputs_in_pieces(chosen, copies)
         copy_state(model, split)
         copy_training(model, split)
     return split
@@ -118,17 +121,35 @@ def _instead_of(plan: Plan, *, sequence_parallel: bool) -> Callable[[Any], Any]:
             return shardwise_operation(layer) if sequence_parallel and is_addition(layer) else None
         choice = choices.get(id(layer))
         # `Copies` copies layers whose weights are cut one by one.
-        if choice is None or choice.dims:
+        if choice is None or choice.dims or choice.heads is not None:
             return None
         return _split(choice) if choice.kind or choice.pieces or choice.sequence else None
 
     return instead
 
 
+def _leave_outputs_in_pieces(plan: Plan, copies: Copies) -> None:
+    """Has each ``EinsumDense`` of a feed-forward part leave its output in pieces, for the layer split by rows."""
+    # Attention layers take the pieces of their projections themselves.
+    heads = [(choice.layer, name) for choice in plan.values() if choice.heads for name in choice.heads.into]
+    of_heads = {id(getattr(layer, name)) for layer, name in heads}
+    for choice in plan.values():
+        if choice.dims and choice.pieces and id(choice.layer) not in of_heads:
+            copy = copies.get(choice.layer)
+            copy.gather_output, copy.records_ops = False, choice.recorded
+
+
+def _classes(plan: Plan) -> dict[int, Any]:
+    """Returns the classes of the copies of attention layers that are split by heads, by the layer's id."""
+    found = [choice for choice in plan.values() if choice.heads is not None]
+    return {id(choice.layer): head_parallel_class(type(choice.layer), choice.heads) for choice in found}
+
+
 def _split(choice: Choice) -> Any:
     layer = choice.layer
     if choice.kind is not None:
         own: dict[str, Any] = {"gather_output": not choice.pieces} if choice.kind == "column" else {}
+        own |= {"records_ops": True} if choice.recorded else {}
         own |= {"sequence_parallel": True} if choice.sequence else {}
         layer_class: Any = type(layer)
         return remade(layer, _saved_as(_SPLIT[plain_type(layer), choice.kind], layer_class), **own)

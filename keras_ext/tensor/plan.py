@@ -9,6 +9,7 @@ from typing import Any
 
 import keras
 
+from keras_ext.tensor.attention_heads import Heads
 from keras_ext.tensor.cuts import own_weights
 from keras_ext.text_table import text_table
 from strategies import layer_api
@@ -32,6 +33,8 @@ class Choice:
         sequence: True if its output stays in pieces of the sequence.
         dims: the weights that are cut one by one, each with the dim along which it is cut.
         reason: why large weights of the layer stay whole; empty if none do.
+        heads: of another library's attention layer that is split by heads; None for all other layers.
+        recorded: True if ops of Keras on its output, in pieces, are recorded for the layer that gets their result.
     """
 
     path: str
@@ -41,6 +44,8 @@ class Choice:
     sequence: bool = False
     dims: tuple[tuple[Any, int], ...] = ()
     reason: str = ""
+    heads: Heads | None = None
+    recorded: bool = False
 
     @property
     def class_name(self) -> str:
@@ -121,7 +126,7 @@ def parameters(choice: Choice, num_shards: int) -> tuple[int, int]:
         # adapters.
         stays_whole = weight.name == "bias" and (choice.kind == "row" or "attention_output" in weight.path)
         stays_whole |= weight.name.startswith("lora") and weight.name.endswith("_a") == (choice.kind == "column")
-        is_split = choice.kind is not None or (choice.pieces and type(choice.layer) is keras.layers.BatchNormalization)
+        is_split = (choice.kind is not None and choice.heads is None) or (choice.pieces and type(choice.layer) is keras.layers.BatchNormalization)
         part += -(-size // num_shards) if is_split and not stays_whole else size
     return whole, part
 

@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import keras
 
 from keras_ext.expert.layer import MixtureOfExperts
 from keras_ext.tensor.activations import is_elementwise
+from keras_ext.tensor.attention_heads import Heads, attentions_in, head_dim, makes_heads
 from keras_ext.tensor.channel_chains import end_of_chain, in_pieces_of_channels
 from keras_ext.tensor.custom_layers import plain_type
-from keras_ext.tensor.cuts import Cuts, column_cuts, cuts_along, gathered_cuts, hidden_cuts, quantized_cuts
+from keras_ext.tensor.cuts import Cuts, column_cuts, cuts_along, gathered_cuts, hidden_cuts, quantized_cuts, row_cuts
+from keras_ext.tensor.feed_forward_pairs import FeedForward, feed_forwards_in, hidden_dims
 from keras_ext.tensor.graphs import followers_in, followers_inside, graphs_of, layers_of
 from keras_ext.tensor.layout_plan import kinds_and_dims
 from keras_ext.tensor.plan import LARGE, Choice, Plan, class_name_of
@@ -30,7 +32,7 @@ _KINDS_OF: Mapping[type, tuple[str, ...]] = {
     **dict.fromkeys(_ATTENTION, ("heads",)),
     keras.layers.Embedding: ("vocab",),
     keras.layers.ReversibleEmbedding: ("vocab",),
-    keras.layers.EinsumDense: ("column",),
+    keras.layers.EinsumDense: ("column", "row"),
 }
 
 
@@ -63,6 +65,8 @@ def make_plan(
     followers: dict[str, str] = {}
     layers = dict(layers_of(model))
     kinds.update(dict.fromkeys(layers))
+    attentions = attentions_in(layers, num_shards)
+    pairs = [pair for layer in layers.values() for pair in feed_forwards_in(layer, num_shards)]
     paths = {id(layer): path for path, layer in layers.items()}
     for graph in graphs_of(model):
         followers |= followers_in(graph, paths)
@@ -71,12 +75,22 @@ def make_plan(
     dims: dict[int, int] = {}
     if isinstance(wanted, keras.distribution.LayoutMap):
         kinds, dims = kinds_and_dims(layers, wanted, num_shards)
+        kinds |= {path: "heads" for path, heads in attentions.items() if _cut_by_heads(layers[path], heads, dims)}
+        # There is no kind for an ``EinsumDense`` that is cut along a dim over which it sums, unless it ends a pair.
+        kinds |= {paths[id(pair.down)]: "row" for pair in pairs if _is_cut_by_pairs(pair, dims)}
     elif wanted is None:
-        _choose(kinds, layers, followers, num_shards)
+        _choose(kinds, layers, followers, num_shards, attentions, pairs)
     else:
-        _take(kinds, layers, wanted)
+        _take(kinds, layers, wanted, attentions)
+    own_dims: dict[int, int] = {}
+    attentions = {path: heads for path, heads in attentions.items() if kinds[path] == "heads"}
+    for path, heads in attentions.items():
+        for name in (*heads.into, heads.out):
+            projection = getattr(layers[path], name)
+            kinds[paths[id(projection)]] = _kind_of_projection(projection)
+            own_dims[id(projection._kernel)] = head_dim(projection)
     for path, layer in layers.items():
-        if kinds[path] not in (None, quantized_kind(layer)) and is_quantized(layer):
+        if kinds[path] not in (None, quantized_kind(layer)) and is_quantized(layer) and path not in attentions:
             possible = quantized_kind(layer)
             remedy = f"Use {possible!r}, or leave" if possible else "Leave"
             raise ValueError(
@@ -84,16 +98,27 @@ def make_plan(
                 f"{remedy} it out of the plan, so that it stays whole. Received: {kinds[path]!r} for a "
                 f"{class_name_of(layer)} quantized to {layer.quantization_mode!r}."
             )
+    recorded: set[str] = set()
+    between: set[str] = set()
+    for pair in pairs:
+        ups = [paths[id(up)] for up in pair.up]
+        if kinds[paths[id(pair.down)]] == "row" and all(kinds[each] == "column" for each in ups):
+            between |= set(ups)
+            recorded |= set() if pair.is_direct else set(ups)
+            for up in pair.up:
+                up_dim, down_dim = hidden_dims(up, pair.down) or (0, 0)
+                own_dims |= {id(up._kernel): up_dim, id(pair.down._kernel): down_dim}
     # Quantized layers gather their outputs.
     in_pieces = {path: None if is_quantized(layers[path]) else kind for path, kind in kinds.items()}
-    passes = in_pieces_of_channels(in_pieces, layers, followers)
+    passes = in_pieces_of_channels(in_pieces, layers, followers) | between
+    passes |= {paths[id(getattr(layers[path], name))] for path, heads in attentions.items() for name in heads.into}
     of_sequences: frozenset[str] = frozenset()
     for graph in graphs_of(model) if sequence_parallel else ():
         of_sequences |= in_pieces_of_sequences(graph, paths, in_pieces)
     choices = {}
     least_size = LARGE * sum(math.prod(weight.shape) for weight in model.weights)
     for path, layer in layers.items():
-        cuts = _cuts(kinds[path], layer, num_shards, least_size if wanted is None else math.inf, dims)
+        cuts = _cuts(kinds[path], layer, num_shards, least_size if wanted is None else math.inf, dims, own_dims)
         kind = kinds[path]
         if isinstance(layer, MixtureOfExperts):
             # A mixture of experts splits itself, whatever is chosen for other layers.
@@ -101,20 +126,50 @@ def make_plan(
         elif kind in (None, "gathered") or plain_type(layer) is keras.layers.EinsumDense or is_quantized(layer):
             kind = (kind or "gathered") if cuts.dims else None
         own = (path in passes, path in of_sequences - passes)
-        choices[path] = Choice(path, layer, kind, *own, cuts.dims, cuts.reason)
+        choices[path] = Choice(path, layer, kind, *own, cuts.dims, cuts.reason, attentions.get(path), path in recorded)
     return Plan(choices, num_shards)
 
 
-def _cuts(kind: str | None, layer: Any, num_shards: int, least_size: float, dims: dict[int, int]) -> Cuts:
+def _cut_by_heads(layer: Any, heads: Heads, dims: Mapping[int, int]) -> bool:
+    """Returns True if all projections of an attention are to be cut along their heads."""
+    projections = [getattr(layer, name) for name in (*heads.into, heads.out)]
+    return all(dims.get(id(each._kernel)) == head_dim(each) for each in projections)
+
+
+def _is_cut_by_pairs(pair: FeedForward, dims: Mapping[int, int]) -> bool:
+    """Returns True if all kernels of a feed-forward part are to be cut along the hidden units."""
+    found = [(up, hidden_dims(up, pair.down)) for up in pair.up]
+    return all(
+        each is not None and (dims.get(id(up._kernel)), dims.get(id(pair.down._kernel))) == each for up, each in found
+    )
+
+
+def _kind_of_projection(layer: Any) -> str:
+    # The scale of a quantized layer's input is taken over all of its channels.
+    return "column" if makes_heads(layer) or is_quantized(layer) else "row"
+
+
+def _cuts(
+    kind: str | None,
+    layer: Any,
+    num_shards: int,
+    least_size: float,
+    dims: Mapping[int, int],
+    own_dims: Mapping[int, int],
+) -> Cuts:
     """Returns the cuts of single weights, for layers that are not split as a whole."""
-    if not layer.built or num_shards == 1:
+    if not layer.built or num_shards == 1 or kind == "heads":
         return Cuts()
     if isinstance(layer, MixtureOfExperts):
         return hidden_cuts(layer, num_shards)
+    is_projection = plain_type(layer) is keras.layers.EinsumDense
+    dim = own_dims.get(id(layer._kernel), dims.get(id(layer._kernel))) if is_projection else None
     if kind is not None and is_quantized(layer):
-        return quantized_cuts(layer, num_shards)
-    if kind == "column" and plain_type(layer) is keras.layers.EinsumDense:
-        return column_cuts(layer, num_shards, dims.get(id(layer._kernel)))
+        return quantized_cuts(layer, num_shards, dim)
+    if kind == "column" and is_projection:
+        return column_cuts(layer, num_shards, dim)
+    if kind == "row":
+        return row_cuts(layer, num_shards, dim) if is_projection else Cuts()
     if dims:
         return cuts_along(layer, dims) if kind in (None, "gathered") else Cuts()
     if kind == "gathered":
@@ -138,8 +193,18 @@ def quantized_kind(layer: Any) -> str | None:
 
 
 def _choose(
-    kinds: dict[str, str | None], layers: Mapping[str, Any], followers: Mapping[str, str], num_shards: int
+    kinds: dict[str, str | None],
+    layers: Mapping[str, Any],
+    followers: Mapping[str, str],
+    num_shards: int,
+    attentions: Collection[str],
+    pairs: Sequence[FeedForward],
 ) -> None:
+    kinds.update(dict.fromkeys(attentions, "heads"))
+    paths = {id(layer): path for path, layer in layers.items()}
+    for pair in pairs:
+        if not any(map(is_quantized, (*pair.up, pair.down))):
+            kinds.update({paths[id(up)]: "column" for up in pair.up} | {paths[id(pair.down)]: "row"})
     for path, layer in layers.items():
         # A model may hold layers that it never calls.
         if kinds[path] is not None or plain_type(layer) not in _KINDS_OF or not layer.built:
@@ -168,16 +233,28 @@ def _choose(
                 kinds[path] = "row"
 
 
-def _take(kinds: dict[str, str | None], layers: Mapping[str, Any], wanted: Mapping[str, str | None]) -> None:
+def _take(
+    kinds: dict[str, str | None],
+    layers: Mapping[str, Any],
+    wanted: Mapping[str, str | None],
+    attentions: Mapping[str, Heads],
+) -> None:
     unused = set(wanted)
+    projections = {
+        id(getattr(layers[path], name)): path for path, heads in attentions.items() for name in (*heads.into, heads.out)
+    }
     for path, layer in layers.items():
         expression = next((e for e in wanted if re.search(e, path)), None)
         if expression is None:
             continue
         unused.discard(expression)
         kind = wanted[expression]
+        if kind == "heads" and kinds.get(projections.get(id(layer), "")) == "heads":
+            # The expression is found in the path of the attention, which comes before its projections.
+            continue
         is_mixture = isinstance(layer, MixtureOfExperts)
-        possible = ("hidden",) if is_mixture else (*_KINDS_OF.get(plain_type(layer), ()), "gathered")
+        own = ("heads",) if path in attentions else _KINDS_OF.get(plain_type(layer), ())
+        possible = ("hidden",) if is_mixture else (*own, "gathered")
         if kind not in possible and (kind is not None or is_mixture):
             raise ValueError(
                 f"The plan asks for {kind!r} for {path!r}, a {class_name_of(layer)}, which can be {list(possible)}. "

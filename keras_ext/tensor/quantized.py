@@ -69,22 +69,34 @@ class QuantizedColumns(_Quantized):
         if axis is None:
             return plain._int8_call(self, inputs, training=training)
         shards, kernel, bias = self._placed(), adapted_weight(self), self.bias
-        is_bias_cut = isinstance(bias, layer_api.SplitWeight)
+        weights, forward = self.int8_at_shards(training)
+        pieces = shards.run_each(forward, self.copies_of(inputs), *zip(*weights, strict=True))
+        y = shards.gather(pieces, axis, kernel.shape[kernel.dim])
+        y = y if bias is None or isinstance(bias, layer_api.SplitWeight) else self._plus_bias(y, bias)
+        return y if self._is_apart() or self.activation is None else self.activation(y)
+
+    def _is_apart(self) -> bool:
+        """Returns True if bias and activation can be applied to the parts of the output."""
         # Keras losses read the logits from an attribute of a sigmoid's output, so it is applied after the gathering.
         is_last = is_elementwise(self.activation) and self.activation is not keras.activations.sigmoid
-        apart = is_last and (bias is None or is_bias_cut)
+        return is_last and (self.bias is None or isinstance(self.bias, layer_api.SplitWeight))
+
+    def int8_at_shards(self, training: bool | None = None) -> tuple[list[list[Any]], Callable[..., Any]]:
+        """Returns the tensors of each owned shard's weights, and a function of an input and these: its part of the output.
+
+        The function leaves out the activation, or a whole bias, if they cannot be applied to parts.
+        """
+        plain: Any = plain_class(self)
+        is_bias_cut = isinstance(self.bias, layer_api.SplitWeight)
         names = ["_kernel", "kernel_scale", *(["bias"] if is_bias_cut else [])]
         names += ["lora_kernel_a", "lora_kernel_b"] if adapters_of(self) else []
         own: dict[str, Any] = {} if is_bias_cut else {"bias": None}
-        weights, view = self._views(names, activation=self.activation if apart else None, **own)
+        weights, view = self._views(names, activation=self.activation if self._is_apart() else None, **own)
 
         def forward(x: Any, *tensors: Any) -> Any:
             return plain._int8_call(view(*tensors), x, training=training)
 
-        pieces = shards.run_each(forward, self.copies_of(inputs), *zip(*weights, strict=True))
-        y = shards.gather(pieces, axis, kernel.shape[kernel.dim])
-        y = y if bias is None or is_bias_cut else self._plus_bias(y, bias)
-        return y if apart or self.activation is None else self.activation(y)
+        return weights, forward
 
 
 class QuantizedRows(_Quantized):

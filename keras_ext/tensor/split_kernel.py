@@ -14,6 +14,7 @@ from keras import ops
 
 from keras_ext.tensor.activations import check_elementwise, is_elementwise
 from keras_ext.tensor.lora import AdaptedLayer
+from keras_ext.tensor.recorded_ops import passed_on
 from keras_ext.tensor.split_tensor import SplitTensor
 
 
@@ -82,11 +83,11 @@ class SplitKernel(AdaptedLayer):
 class ColumnParallel(SplitKernel):
     """Mix-in before a `SplitKernel`: each shard computes some of the outputs."""
 
-    own_arguments = ("gather_output",)
+    own_arguments = ("gather_output", "records_ops")
 
-    def __init__(self, *args: Any, gather_output: bool = True, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, gather_output: bool = True, records_ops: bool = False, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.gather_output = gather_output
+        self.gather_output, self.records_ops = gather_output, records_ops
         if not gather_output:
             check_elementwise(self.activation, "gather_output=False")
 
@@ -113,7 +114,7 @@ class ColumnParallel(SplitKernel):
         for i, x, kernel in zip(shards.owned, self._inputs_of_shards(inputs), self.kernels_of_shards(), strict=True):
             pieces.append(shards.run(i, forward, x, *kernel, *([] if self.bias is None else [self.bias.shards[i]])))
         if not self.gather_output:
-            return self.in_pieces(pieces, self._channel_axis)
+            return passed_on(self.in_pieces(pieces, self._channel_axis), records_ops=self.records_ops)
         y = shards.gather(pieces, self._channel_axis)
         return y if apart else self.activation(y)
 

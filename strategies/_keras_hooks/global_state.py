@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -23,8 +23,7 @@ def _keras_state_kept() -> Iterator[None]:
     """Context manager: restores Keras' random generator and name counters of this thread."""
     generator: Any = global_state.get_global_attribute(GLOBAL_SEED_GENERATOR)
     seed = None if generator is None else generator.state.numpy()
-    counters: Any = global_state.get_global_attribute(_NAME_COUNTERS)
-    before = dict(counters or {})
+    before = name_counters()
     try:
         yield
     finally:
@@ -32,7 +31,18 @@ def _keras_state_kept() -> Iterator[None]:
         global_state.set_global_attribute(GLOBAL_SEED_GENERATOR, generator)
         if generator is not None:
             generator.state.assign(seed)
-        global_state.set_global_attribute(_NAME_COUNTERS, collections.defaultdict(int, before))
+        restore_name_counters(before)
+
+
+def name_counters() -> Mapping[str, int]:
+    """Returns a copy of Keras' counters of automatic names, of this thread."""
+    counters: Any = global_state.get_global_attribute(_NAME_COUNTERS)
+    return dict(counters or {})
+
+
+def restore_name_counters(before: Mapping[str, int]) -> None:
+    """Sets Keras' counters of automatic names, as if nothing had been named since `name_counters` returned them."""
+    global_state.set_global_attribute(_NAME_COUNTERS, collections.defaultdict(int, before))
 
 
 def in_stateless_scope() -> bool:

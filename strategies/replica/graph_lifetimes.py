@@ -141,3 +141,9 @@ def host_callback(function: Callable[[], None], after: Sequence[Any]) -> tf.Tens
         done = tf.numpy_function(call, firsts, tf.float32, stateful=False)
     done.set_shape([])
     return done
+
+
+def computed_now(function: Callable[..., Any], *arrays: Any) -> Any:
+    """Returns ``function(*arrays)``, for arrays as tensors, with values, also while a graph is traced."""
+    with tf.init_scope(), tf.device("CPU:0"):
+        return function(*map(tf.constant, arrays)).numpy()

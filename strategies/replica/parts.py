@@ -124,6 +124,11 @@ class ReplicaParts:
         group = self.groups.model.get(axis)
         return 0 if group is None else position * group.num_processes // self.mesh.axis_size(axis)
 
+    def num_processes(self, axis: str) -> int:
+        """Returns the number of processes that own the parts along `axis`."""
+        group = self.groups.model.get(axis)
+        return 1 if group is None else group.num_processes
+
     @property
     def spans_processes(self) -> bool:
         """True if the parts of a replica belong to several processes."""

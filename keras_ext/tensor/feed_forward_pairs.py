@@ -1,0 +1,196 @@
+"""Finds projections inside layers of users' own classes between which nothing but elementwise ops is computed.
+
+A transformer's feed-forward part, ``down(silu(gate(x)) * up(x))``, is computed with parts of its hidden units if `gate`
+and `up` are split by columns and `down` by rows. The layer that calls them may do anything else besides. So its own
+``call`` is tried, without values: the projections return symbolic tensors of Keras, which record the ops.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+from keras import ops
+
+from keras_ext.tensor.activations import is_elementwise
+from keras_ext.tensor.custom_layers import is_custom, plain_type
+from keras_ext.tensor.gathered import input_axis, output_axis
+from keras_ext.tensor.recorded_ops import is_by_pieces, node_of
+from strategies import layer_api
+
+_logger = logging.getLogger(__name__)
+
+_MOST_TRIALS = 4
+# Of rows and of positions.
+_SIZES = (2, 3)
+
+
+@dataclass(frozen=True)
+class FeedForward:
+    """A layer split by rows, and those before it, split by columns, whose outputs go nowhere else.
+
+    Attributes:
+        up: the layers that compute the hidden units.
+        down: the layer that takes them.
+        is_direct: True if `down` takes the output of one layer as it is.
+    """
+
+    up: tuple[Any, ...]
+    down: Any
+    is_direct: bool
+
+
+def feed_forwards_in(layer: Any, num_shards: int) -> list[FeedForward]:
+    """Returns the feed-forward parts that a custom layer's call computes with layers that are its own attributes.
+
+    Args:
+        layer: a layer of any class.
+        num_shards: the size of the mesh axis "tensor", which divides all hidden units.
+    """
+    if num_shards == 1 or not is_custom(layer) or not layer.built:
+        return []
+    names = {name for name, inner in vars(layer).items() if isinstance(inner, keras.Layer) and _is_dense(inner)}
+    if len(names) < 2:
+        return []
+    trial = _Trial(layer, names)
+    found = trial.run()
+    return [each for each in found if all(_fits(up, each.down, num_shards) for up in each.up)]
+
+
+def _is_dense(layer: Any) -> bool:
+    return layer.built and plain_type(layer) in (keras.layers.Dense, keras.layers.EinsumDense)
+
+
+def hidden_dims(up: Any, down: Any) -> tuple[int, int] | None:
+    """Returns the dims of both kernels that are the hidden units, the last dim of the tensors between; None if not."""
+    dims = []
+    for layer, axis_of in ((up, output_axis), (down, input_axis)):
+        if plain_type(layer) is keras.layers.Dense:
+            dims.append(1 if layer is up else 0)
+            continue
+        own = [dim for dim in range(layer._kernel.ndim) if axis_of(layer.equation, dim) is not None]
+        if len(own) != 1 or axis_of(layer.equation, own[0]) != -1:
+            return None
+        dims.append(own[0])
+    return dims[0], dims[1]
+
+
+def _fits(up: Any, down: Any, num_shards: int) -> bool:
+    dims = hidden_dims(up, down)
+    if dims is None or up._kernel.shape[dims[0]] % num_shards or up._kernel.shape[dims[0]] != down._kernel.shape[dims[1]]:
+        return False
+    is_quantized = up.quantization_mode is not None or down.quantization_mode is not None
+    return is_elementwise(up.activation) and up.activity_regularizer is None and not is_quantized
+
+
+def _letters(layer: Any) -> list[str]:
+    """Returns the letters of inputs, kernel and outputs in the equation of a projection."""
+    is_dense = plain_type(layer) is keras.layers.Dense
+    return re.split(",|->", "...i,io->...o" if is_dense else layer.equation.replace(" ", ""))
+
+
+def _num_inputs(layer: Any) -> int:
+    inputs, kernel, _ = _letters(layer)
+    return int(layer._kernel.shape[kernel.index(inputs[-1])]) if inputs[-1] in kernel else 1
+
+
+def _output_shape(layer: Any, shape: Sequence[int]) -> tuple[int, ...]:
+    """Returns the shape of a projection's output. That of ``EinsumDense.compute_output_shape`` may be unknown."""
+    inputs, kernel, outputs = _letters(layer)
+    if inputs.startswith("..."):
+        return (*shape[:-1], int(layer._kernel.shape[-1]))
+    sizes = dict(zip(inputs, shape, strict=True)) | dict(zip(kernel, layer._kernel.shape, strict=True))
+    return tuple(int(sizes[letter]) for letter in outputs)
+
+
+class _Trial:
+    """A call of a layer whose projections record what is computed with their outputs."""
+
+    def __init__(self, layer: Any, names: set[str]) -> None:
+        self._layer, self._names = layer, names
+        self._made: dict[int, tuple[Any, Any]] = {}
+        self._found: list[FeedForward] = []
+
+    def run(self) -> list[FeedForward]:
+        """Returns what was found; nothing if the call fails, or returns a symbolic tensor."""
+        with layer_api.global_state_kept():
+            try:
+                arguments = self._arguments()
+                made = [] if arguments is None else [layer_api.shapes_of(self._call, *arguments)]
+            # A library's class may raise any error for symbolic tensors.
+            except Exception as error:
+                _logger.debug("No feed-forward part of %r is split: %s", self._layer.name, error)
+                return []
+        return self._found if made else []
+
+    def _arguments(self) -> Any:
+        """Returns the arguments of the layer's last call, with sizes for those that are unknown; None without a call."""
+
+        def sized(value: Any) -> Any:
+            if not isinstance(value, keras.KerasTensor):
+                return value
+            shape = [_SIZES[min(i, 1)] if n is None else n for i, n in enumerate(value.shape)]
+            return keras.KerasTensor(shape, value.dtype)
+
+        if self._layer._inbound_nodes:
+            arguments = self._layer._inbound_nodes[-1].arguments
+            return keras.tree.map_structure(sized, (arguments.args, arguments.kwargs))
+        # A layer inside another one has not been called with symbolic tensors. It may take one tensor.
+        _, *parameters = inspect.signature(type(self._layer).call).parameters.values()
+        named = [each for each in parameters if each.kind is each.POSITIONAL_OR_KEYWORD]
+        if not named or any(each.default is inspect.Parameter.empty for each in named[1:]):
+            return None
+        first = next(inner for name, inner in vars(self._layer).items() if name in self._names)
+        return (keras.KerasTensor((*_SIZES, _num_inputs(first)), first.compute_dtype),), {}
+
+    def _call(self, args: Any, kwargs: Any) -> Any:
+        view = object.__new__(type(self._layer))
+        # The view has the class' methods, not those that Keras, or a caller of this layer, has wrapped.
+        own = ("build", "quantize", "call", "quantized_call")
+        vars(view).update({name: value for name, value in vars(self._layer).items() if name not in own})
+        for name in self._names:
+            vars(view)[name] = _Probe(self, getattr(self._layer, name))
+        made = view.call(*args, **kwargs)
+        if any(isinstance(each, keras.KerasTensor) for each in keras.tree.flatten(made)):
+            raise ValueError("The output depends on that of a projection.")
+        return made
+
+    def output_of(self, layer: Any, x: Any) -> Any:
+        """Returns the output of a projection: symbolic for an input that is not."""
+        shape, dtype = _output_shape(layer, x.shape), layer.compute_dtype
+        if not isinstance(x, keras.KerasTensor):
+            output = keras.KerasTensor(shape, dtype)
+            self._made[id(output)] = (output, layer)
+            return output
+        leaves = {id(leaf): leaf for leaf in self._leaves(x)}
+        if not leaves or not is_by_pieces(x, list(leaves.values())):
+            raise ValueError(f"Something else than elementwise ops is computed before {layer.name!r}.")
+        up = tuple(self._made[each][1] for each in leaves)
+        self._found.append(FeedForward(up, layer, id(x) in self._made))
+        return ops.zeros(shape, dtype)
+
+    def _leaves(self, value: Any) -> Iterator[Any]:
+        node = node_of(value)
+        if id(value) in self._made:
+            yield value
+        elif node is None or isinstance(node.operation, keras.Layer):
+            raise ValueError("A tensor is used that no projection computes.")
+        else:
+            for tensor in node.input_tensors:
+                yield from self._leaves(tensor)
+
+
+class _Probe:
+    """Stands for a projection in a trial."""
+
+    def __init__(self, trial: _Trial, layer: Any) -> None:
+        self._trial, self._layer = trial, layer
+
+    def __call__(self, x: Any) -> Any:
+        """Returns the output as `_Trial.output_of`."""
+        return self._trial.output_of(self._layer, x)
