@@ -61,7 +61,7 @@ class Attributes:
         self._looked_into: set[int] = set()
 
     def blank(self, layer: Any) -> Any:
-        """Returns an empty layer of the same class, of its `gathered_class` if weights are to be cut, or of a given one."""
+        """Returns an empty layer: of a given class, of a `gathered_class` if weights are to be cut, or of its own."""
         cls: Any = self._classes.get(id(layer), type(layer))
         if not issubclass(cls, SplitLayer) and any(id(variable) in self._dims for variable in _variables_of(layer)):
             cls = gathered_class(cls)

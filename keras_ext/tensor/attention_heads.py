@@ -13,7 +13,7 @@ import functools
 import inspect
 import logging
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,7 @@ import numpy as np
 from keras import ops
 
 from keras_ext.tensor.activations import is_elementwise
-from keras_ext.tensor.custom_layers import is_custom, plain_type
+from keras_ext.tensor.custom_layers import description_of, is_custom, plain_type
 
 _logger = logging.getLogger(__name__)
 
@@ -69,15 +69,12 @@ def heads_of(layer: Any, num_shards: int) -> Heads | None:
     heads = _found(layer, num_shards) if num_shards > 1 and is_custom(layer) and layer.built else None
     if heads is None:
         return None
-    plain = (str, int, float, bool, type(None))
-    # Layers of one class and with the same numbers compute alike.
-    own = {name: value for name, value in vars(layer).items() if isinstance(value, plain) and "name" not in name}
-    key = (type(layer), num_shards, heads, repr(sorted(own.items())), layer.dtype_policy.name)
-    key += tuple(getattr(layer, name).equation for name in (*heads.into, heads.out))
+    # Layers that compute alike are tried once.
+    key = (num_shards, heads, description_of(layer))
     if key not in _known:
         tried = frozenset(each for each in _TRIED if _is_apart(layer, heads, num_shards, each))
-        without = [each for each in tried if CACHE not in each]
-        _known[key] = Heads(heads.into, heads.out, heads.counts, heads.inputs, tried) if without else None
+        is_useful = any(CACHE not in each for each in tried)
+        _known[key] = dataclasses.replace(heads, tried=tried) if is_useful else None
     return _known[key]
 
 
@@ -104,9 +101,14 @@ def _found(layer: Any, num_shards: int) -> Heads | None:
         if inner.bias is not None and outputs[-2] not in inner.bias_axes:
             return None
     # Keras losses read the logits from an attribute of a sigmoid's output.
-    if any(not is_elementwise(inner.activation) or inner.activation is keras.activations.sigmoid for inner in into.values()):
+    if any(
+        not is_elementwise(inner.activation) or inner.activation is keras.activations.sigmoid for inner in into.values()
+    ):
         return None
     if any(inner.activity_regularizer is not None for inner in projections.values()):
+        return None
+    if any(inner._non_trainable_variables for inner in held_besides(layer, projections.values())):
+        # Each shard would write them.
         return None
     required = [each.name for each in parameters[1:] if each.default is inspect.Parameter.empty]
     if not set(required) <= {VALUE}:
@@ -154,6 +156,17 @@ def _count(layer: Any) -> int:
     return int(layer._kernel.shape[head_dim(layer)])
 
 
+def held_besides(layer: Any, projections: Iterable[Any]) -> list[Any]:
+    """Returns an attention layer, and all layers inside it but its projections."""
+    ids = set(map(id, projections))
+    return [inner for inner in layer._flatten_layers() if id(inner) not in ids]
+
+
+def draws(layer: Any) -> bool:
+    """Returns True if a layer, or a layer inside it, draws random numbers in training."""
+    return any(inner._seed_generators for inner in layer._flatten_layers())
+
+
 def at_heads(
     layer: Any, plain_class: Any, heads: Heads, num_shards: int, into: Mapping[str, Callable[[Any], Any]]
 ) -> tuple[Any, list[Any]]:
@@ -177,6 +190,10 @@ def at_heads(
         computed.append(x)
         return OUTPUT
 
+    def refuse(*losses: Any) -> None:
+        raise ValueError("Each shard would add the losses of a call.")
+
+    vars(view)["add_loss"] = refuse
     vars(view).update({name: _Projection(function) for name, function in into.items()})
     vars(view)[heads.out] = _Projection(out)
     return view, computed
@@ -213,10 +230,10 @@ def results_of(made: Any, computed: Sequence[Any]) -> list[Any]:
     Raises:
         ValueError: the call returned something else.
     """
-    cache = []
+    cache: list[Any] = []
     if isinstance(made, tuple) and len(made) == 2:
         made, *cache = made
-    if made is not OUTPUT or len(computed) != 1 or any(each is not None and not ops.is_tensor(each) for each in cache):
+    if made is not OUTPUT or len(computed) != 1 or not all(map(ops.is_tensor, cache)):
         raise ValueError(f"The output of an attention is that of its last projection. Received: {made!r}.")
     return [*computed, *cache]
 
@@ -227,10 +244,13 @@ def _is_apart(layer: Any, heads: Heads, num_shards: int, given: frozenset[str]) 
         return False
     precision = 1e-4 if keras.backend.standardize_dtype(layer.compute_dtype) == "float32" else 0.1
     # Generation begins with all positions, and goes on with one.
-    lengths = [(_POSITIONS, 0)] if CACHE not in given else [(_CACHED, 0), (1, _CACHED - 2)]
+    trials = [(_CACHED, 0, False), (1, _CACHED - 2, False)]
+    if CACHE not in given:
+        # Layers that draw random numbers are not split in training.
+        trials = [(_POSITIONS, 0, False), *([] if draws(layer) else [(_POSITIONS, 0, True)])]
     try:
-        for length, index in lengths:
-            trial = _Trial(layer, heads, given, length, index)
+        for length, index, training in trials:
+            trial = _Trial(layer, heads, given, length, index, training)
             whole, parts = trial.results(1, 0), [trial.results(num_shards, i) for i in range(num_shards)]
             for all_heads, *own in zip(whole, *parts, strict=True):
                 joined = np.concatenate(own, axis=-2)
@@ -246,7 +266,9 @@ def _is_apart(layer: Any, heads: Heads, num_shards: int, given: frozenset[str]) 
 class _Trial:
     """One set of random numbers, in place of the projections' outputs, of weights, and of arguments."""
 
-    def __init__(self, layer: Any, heads: Heads, given: frozenset[str], length: int, index: int) -> None:
+    def __init__(
+        self, layer: Any, heads: Heads, given: frozenset[str], length: int, index: int, training: bool
+    ) -> None:
         self._layer, self._heads = layer, heads
         self._random = np.random.default_rng(0)
         size = _letters_size(layer, heads)
@@ -260,21 +282,16 @@ class _Trial:
         if INDEX in given:
             self._arguments[INDEX] = index
         if TRAINING in inspect.signature(type(layer).call).parameters:
-            self._arguments[TRAINING] = False
+            self._arguments[TRAINING] = training
         self._made = {name: self._normal(_ROWS, length, *_made_size(getattr(layer, name))) for name in heads.into}
         self._cache = None
         if CACHE in given:
             # The layers of a cache have the shape of keys and values; these may have fewer heads than queries.
             fewest = min((_made_size(getattr(layer, name)) for name in heads.into), key=lambda each: each[0])
             self._cache = self._normal(_ROWS, 2, _CACHED, fewest[0], _made_size(getattr(layer, heads.out), True)[1])
-        projections = {id(getattr(layer, name)) for name in (*heads.into, heads.out)}
-        held = [inner for inner in layer._flatten_layers() if id(inner) not in projections]
-        weights = {id(w): w for inner in held for w in (*inner._trainable_variables, *inner._non_trainable_variables)}
-        self._weights = [
-            (w, ops.cast(self._random.uniform(0.5, 1.5, w.shape), w.dtype))
-            for w in weights.values()
-            if keras.backend.is_float_dtype(w.dtype)
-        ]
+        held = held_besides(layer, [getattr(layer, name) for name in (*heads.into, heads.out)])
+        weights = {id(weight): weight for inner in held for weight in inner._trainable_variables}
+        self._weights = [(w, ops.cast(self._random.uniform(0.5, 1.5, w.shape), w.dtype)) for w in weights.values()]
 
     def _normal(self, *shape: int) -> Any:
         return ops.convert_to_tensor(self._random.standard_normal(shape), dtype=self._layer.compute_dtype)
@@ -291,9 +308,13 @@ class _Trial:
         into = {name: projection(name) for name in self._heads.into}
         view, computed = at_heads(self._layer, type(self._layer), self._heads, num_shards, into)
         cache = {} if self._cache is None else {CACHE: own(self._cache)}
-        with keras.StatelessScope(state_mapping=self._weights):
+        with keras.StatelessScope(state_mapping=self._weights) as scope:
+            before = [scope.get_current_value(weight) for weight, _ in self._weights]
             made = view.call(*self._inputs, **self._arguments, **cache)
-        found = [each for each in results_of(made, computed) if each is not None]
+            after = [scope.get_current_value(weight) for weight, _ in self._weights]
+        if len(scope.state_mapping) > len(before) or any(a is not b for a, b in zip(before, after, strict=True)):
+            raise ValueError("The call writes to a variable.")
+        found = results_of(made, computed)
         if len(found) != 1 + len(cache):
             raise ValueError("The cache is not returned.")
         return [ops.convert_to_numpy(ops.cast(each, "float32")) for each in found]
@@ -323,7 +344,7 @@ def attentions_in(layers: Mapping[str, Any], num_shards: int) -> dict[str, Heads
     splits_cache = all(
         path in found and found[path].takes_cache
         for path, layer in layers.items()
-        if is_custom(layer) and CACHE in signature_of(type(layer)).parameters and not _holds_attention(layer)
+        if is_custom(layer) and _takes_cache(layer) and not _holds_attention(layer)
     )
     return {path: dataclasses.replace(heads, splits_cache=splits_cache) for path, heads in found.items()}
 
@@ -331,7 +352,11 @@ def attentions_in(layers: Mapping[str, Any], num_shards: int) -> dict[str, Heads
 def _holds_attention(layer: Any) -> bool:
     """Returns True for a block that passes its cache to a layer inside it."""
     inside = layer._flatten_layers(include_self=False)
-    return any(CACHE in signature_of(type(inner)).parameters for inner in inside)
+    return any(map(_takes_cache, inside))
+
+
+def _takes_cache(layer: Any) -> bool:
+    return CACHE in signature_of(layer.__class__).parameters
 
 
 @functools.cache

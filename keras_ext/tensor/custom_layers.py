@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
+import types
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,8 +24,8 @@ OF_TENSORFLOW = frozenset(
     )
 )
 
-# Of rows and of positions, where a layer's call cannot be traced without.
-_SIZES = (2, 3)
+# How the names of attributes end that say nothing of what a layer computes.
+_OF_ONE_LAYER = ("name", "path", "build", "quantize", "call", "called")
 
 
 def is_custom(layer: Any) -> bool:
@@ -59,6 +61,34 @@ def layers_inside(layer: Any) -> list[tuple[str, Any]]:
     for path, inner in _paths_inside(layer):
         first.setdefault(id(inner), (path, inner))
     return list(first.values())
+
+
+def description_of(layer: Any) -> tuple[Any, ...]:
+    """Returns a key that two layers have in common if their calls compute alike, but for the values of weights.
+
+    It consists of the class, and of attributes that are numbers, texts or functions, of the layer and of those inside.
+    """
+    found = [("", layer), *layers_inside(layer)]
+    return tuple((path, type(each), *_settings(each), each.dtype_policy.name, _shapes(each)) for path, each in found)
+
+
+def _settings(layer: Any) -> tuple[Any, ...]:
+    kinds = (str, int, float, bool, type(None), types.FunctionType)
+    # Names and paths differ between layers, as do the methods that Keras wraps.
+    own = {name: v for name, v in vars(layer).items() if isinstance(v, kinds) and not name.endswith(_OF_ONE_LAYER)}
+    return tuple(sorted(own.items(), key=lambda item: item[0]))
+
+
+def _shapes(layer: Any) -> tuple[Any, ...]:
+    return tuple(tuple(weight.shape) for weight in (*layer._trainable_variables, *layer._non_trainable_variables))
+
+
+def held_twice(model: Any) -> frozenset[int]:
+    """Returns the ids of the layers that several layers of a model hold."""
+    holders = collections.Counter(
+        id(inner) for layer in model._flatten_layers() for inner in {id(each): each for each in layer._layers}.values()
+    )
+    return frozenset(each for each, number in holders.items() if number > 1)
 
 
 def _paths_inside(layer: Any) -> Iterator[tuple[str, Any]]:
@@ -98,27 +128,15 @@ def graph_inside(layer: Any) -> Iterator[Any]:
 
 
 def _traced(layer: Any) -> Any:
-    if not layer._inbound_nodes:
-        return None
-    # Code that makes masks of positions needs to know how many there are.
-    return _traced_with(layer, ()) or _traced_with(layer, _SIZES)
-
-
-def _traced_with(layer: Any, sizes: tuple[int, ...]) -> Any:
-    """Returns the graph of a layer's call, or None.
-
-    Args:
-        layer: which has been called.
-        sizes: of the first dims of inputs, where they are unknown; the last one is that of all further dims.
-    """
     inputs: dict[int, Any] = {}
 
     def fresh(value: Any) -> Any:
         if not isinstance(value, keras.KerasTensor):
             return value
-        known = [sizes[min(i, len(sizes) - 1)] if n is None and sizes else n for i, n in enumerate(value.shape)]
-        return inputs.setdefault(id(value), keras.KerasTensor(known, value.dtype))
+        return inputs.setdefault(id(value), keras.KerasTensor(value.shape, value.dtype))
 
+    if not layer._inbound_nodes:
+        return None
     arguments = layer._inbound_nodes[-1].arguments
     args, kwargs = keras.tree.map_structure(fresh, (arguments.args, arguments.kwargs))
     try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -154,7 +154,7 @@ def hidden_cuts(mixture: MixtureOfExperts, num_shards: int) -> Cuts:
     return Cuts(tuple((weight, dim) for weight, dim in found if weight is not None))
 
 
-def cuts_along(layer: Any, dims: dict[int, int]) -> Cuts:
+def cuts_along(layer: Any, dims: Mapping[int, int]) -> Cuts:
     """Cuts the weights whose ids are given, along the given dims.
 
     Raises:

@@ -18,14 +18,13 @@ import keras
 from keras import ops
 
 from keras_ext.tensor.activations import is_elementwise
-from keras_ext.tensor.custom_layers import is_custom, plain_type
+from keras_ext.tensor.custom_layers import description_of, is_custom, plain_type
 from keras_ext.tensor.gathered import input_axis, output_axis
 from keras_ext.tensor.recorded_ops import is_by_pieces, node_of
 from strategies import layer_api
 
 _logger = logging.getLogger(__name__)
 
-_MOST_TRIALS = 4
 # Of rows and of positions.
 _SIZES = (2, 3)
 
@@ -57,9 +56,18 @@ def feed_forwards_in(layer: Any, num_shards: int) -> list[FeedForward]:
     names = {name for name, inner in vars(layer).items() if isinstance(inner, keras.Layer) and _is_dense(inner)}
     if len(names) < 2:
         return []
-    trial = _Trial(layer, names)
-    found = trial.run()
+    key = (num_shards, description_of(layer))
+    if key not in _known:
+        _known[key] = _Trial(layer, names).run()
+    found = [
+        FeedForward(tuple(getattr(layer, name) for name in up), getattr(layer, down), is_direct)
+        for up, down, is_direct in _known[key]
+    ]
     return [each for each in found if all(_fits(up, each.down, num_shards) for up in each.up)]
+
+
+#: The attributes that hold the layers of feed-forward parts, by what they depend on.
+_known: dict[Any, list[tuple[tuple[str, ...], str, bool]]] = {}
 
 
 def _is_dense(layer: Any) -> bool:
@@ -82,7 +90,11 @@ def hidden_dims(up: Any, down: Any) -> tuple[int, int] | None:
 
 def _fits(up: Any, down: Any, num_shards: int) -> bool:
     dims = hidden_dims(up, down)
-    if dims is None or up._kernel.shape[dims[0]] % num_shards or up._kernel.shape[dims[0]] != down._kernel.shape[dims[1]]:
+    if (
+        dims is None
+        or up._kernel.shape[dims[0]] % num_shards
+        or up._kernel.shape[dims[0]] != down._kernel.shape[dims[1]]
+    ):
         return False
     is_quantized = up.quantization_mode is not None or down.quantization_mode is not None
     return is_elementwise(up.activation) and up.activity_regularizer is None and not is_quantized
@@ -113,11 +125,11 @@ class _Trial:
 
     def __init__(self, layer: Any, names: set[str]) -> None:
         self._layer, self._names = layer, names
-        self._made: dict[int, tuple[Any, Any]] = {}
-        self._found: list[FeedForward] = []
+        self._made: dict[int, tuple[Any, str]] = {}
+        self._found: list[tuple[tuple[str, ...], str, bool]] = []
 
-    def run(self) -> list[FeedForward]:
-        """Returns what was found; nothing if the call fails, or returns a symbolic tensor."""
+    def run(self) -> list[tuple[tuple[str, ...], str, bool]]:
+        """Returns the attributes that hold the layers of each `FeedForward`; none if the call cannot be tried."""
         with layer_api.global_state_kept():
             try:
                 arguments = self._arguments()
@@ -129,7 +141,7 @@ class _Trial:
         return self._found if made else []
 
     def _arguments(self) -> Any:
-        """Returns the arguments of the layer's last call, with sizes for those that are unknown; None without a call."""
+        """Returns the arguments of the layer's last call, with sizes where they are unknown; None without a call."""
 
         def sized(value: Any) -> Any:
             if not isinstance(value, keras.KerasTensor):
@@ -154,24 +166,25 @@ class _Trial:
         own = ("build", "quantize", "call", "quantized_call")
         vars(view).update({name: value for name, value in vars(self._layer).items() if name not in own})
         for name in self._names:
-            vars(view)[name] = _Probe(self, getattr(self._layer, name))
+            vars(view)[name] = _Probe(self, name)
         made = view.call(*args, **kwargs)
         if any(isinstance(each, keras.KerasTensor) for each in keras.tree.flatten(made)):
             raise ValueError("The output depends on that of a projection.")
         return made
 
-    def output_of(self, layer: Any, x: Any) -> Any:
+    def output_of(self, name: str, x: Any) -> Any:
         """Returns the output of a projection: symbolic for an input that is not."""
+        layer = getattr(self._layer, name)
         shape, dtype = _output_shape(layer, x.shape), layer.compute_dtype
         if not isinstance(x, keras.KerasTensor):
             output = keras.KerasTensor(shape, dtype)
-            self._made[id(output)] = (output, layer)
+            self._made[id(output)] = (output, name)
             return output
         leaves = {id(leaf): leaf for leaf in self._leaves(x)}
         if not leaves or not is_by_pieces(x, list(leaves.values())):
             raise ValueError(f"Something else than elementwise ops is computed before {layer.name!r}.")
         up = tuple(self._made[each][1] for each in leaves)
-        self._found.append(FeedForward(up, layer, id(x) in self._made))
+        self._found.append((up, name, id(x) in self._made))
         return ops.zeros(shape, dtype)
 
     def _leaves(self, value: Any) -> Iterator[Any]:
@@ -188,9 +201,9 @@ class _Trial:
 class _Probe:
     """Stands for a projection in a trial."""
 
-    def __init__(self, trial: _Trial, layer: Any) -> None:
-        self._trial, self._layer = trial, layer
+    def __init__(self, trial: _Trial, name: str) -> None:
+        self._trial, self._name = trial, name
 
     def __call__(self, x: Any) -> Any:
         """Returns the output as `_Trial.output_of`."""
-        return self._trial.output_of(self._layer, x)
+        return self._trial.output_of(self._name, x)

@@ -14,7 +14,6 @@ from keras_ext.tensor.custom_layers import plain_base
 from keras_ext.tensor.layer import SplitLayer
 from keras_ext.tensor.lora import AdaptedLayer
 from keras_ext.tensor.quantized import QuantizedColumns, QuantizedRows
-from keras_ext.tensor.recorded_ops import passed_on
 from keras_ext.tensor.split_tensor import SplitTensor
 from strategies import layer_api
 
@@ -126,14 +125,13 @@ class _EinsumDense(QuantizedColumns, _Adapted):
     bias: Any
     #: As in ``ColumnParallelDense``.
     gather_output = True
-    records_ops = False
 
     def _cut_axis(self) -> int | None:
         kernel = self._kernel
         return output_axis(self.equation, kernel.dim) if isinstance(kernel, layer_api.SplitWeight) else None
 
     def _summed_axis(self) -> int | None:
-        """Returns the axis of the input, from the end, along which the kernel is cut into equal parts, if there is one."""
+        """Returns the axis of the input, from the end, along which the kernel is cut into equal parts, or None."""
         kernel = self._kernel
         is_even = isinstance(kernel, layer_api.SplitWeight) and len(set(kernel.sizes)) == 1
         return input_axis(self.equation, kernel.dim) if is_even and self.quantization_mode is None else None
@@ -146,7 +144,7 @@ class _EinsumDense(QuantizedColumns, _Adapted):
             weights, forward = self.at_shards()
             pieces = shards.run_each(forward, self.copies_of(inputs), *zip(*weights, strict=True))
             if not self.gather_output:
-                return passed_on(self.in_pieces(pieces, axis), records_ops=self.records_ops)
+                return self.in_pieces(pieces, axis)
             y = shards.gather(pieces, axis, self._kernel.shape[self._kernel.dim])
             is_done, bias = self._is_apart(), self.bias
             y = y if bias is None or isinstance(bias, layer_api.SplitWeight) else self._plus_bias(y, bias)
@@ -162,7 +160,7 @@ class _EinsumDense(QuantizedColumns, _Adapted):
         return self.call(inputs) if inputs.dim - inputs.ndim == self._summed_axis() else self(inputs.whole())
 
     def at_shards(self) -> tuple[list[list[Any]], Callable[..., Any]]:
-        """Returns the tensors of each owned shard's weights, and a function of an input and these: its part of the output.
+        """Returns each owned shard's weights, and a function from an input and these to the shard's part of the output.
 
         The function leaves out the activation, or a whole bias, if they cannot be applied to parts.
         """
@@ -194,7 +192,7 @@ _BASES: Mapping[type, Any] = {
 
 
 def input_axis(equation: str, dim: int) -> int | None:
-    """Returns the axis of an einsum's input, from the end, that is dim `dim` of its kernel; None if it is not summed over.
+    """Returns the axis of an einsum's input, from the end, that is dim `dim` of its kernel; None if it is not summed.
 
     Example: ``input_axis("abc,cd->abd", 0)`` is -1, ``input_axis("abc,cd->abd", 1)`` None.
     """

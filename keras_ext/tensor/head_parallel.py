@@ -9,7 +9,17 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_ext.tensor.attention_heads import CACHE, INDEX, TRAINING, Heads, at_heads, results_of, signature_of
+from keras_ext.tensor.attention_heads import (
+    CACHE,
+    INDEX,
+    TRAINING,
+    Heads,
+    at_heads,
+    draws,
+    held_besides,
+    results_of,
+    signature_of,
+)
 from keras_ext.tensor.gathered import GatheredWeights
 from keras_ext.tensor.split_tensor import SplitTensor
 from strategies import layer_api
@@ -43,19 +53,21 @@ class HeadParallel(GatheredWeights):
         signature, heads = signature_of(self.plain_class), self.heads
         bound = signature.bind(self, *args, **kwargs).arguments
         given = {name: value for name, value in list(bound.items())[1:] if value is not None}
-        training = given.pop(TRAINING, None)
+        training = given.get(TRAINING)
         for name, value in list(given.items()):
             is_default = isinstance(value, (bool, int, str)) and value == signature.parameters[name].default
             if is_default and not (name == INDEX and CACHE in given):
                 del given[name]
-        others = frozenset(given) - set(heads.inputs)
-        is_tried = others in heads.tried and len(given) == len(others) + len(heads.inputs)
+        others = frozenset(given) - {*heads.inputs, TRAINING}
+        is_tried = others in heads.tried and set(heads.inputs) <= given.keys()
         if not is_tried or (CACHE in others and not self.splits_cache):
             return None
-        draws = any(inner._seed_generators for inner in self._flatten_layers())
-        if draws and (training or TRAINING not in signature.parameters):
+        projections = [getattr(self, name) for name in (*heads.into, heads.out)]
+        if any("call" in vars(each) for each in projections):
+            # Their calls are replaced, as by `rematerialize`.
             return None
-        return given
+        may_draw = draws(self) and (training or TRAINING not in signature.parameters)
+        return None if may_draw else given
 
     @property
     def splits_cache(self) -> bool:
@@ -71,6 +83,7 @@ class HeadParallel(GatheredWeights):
         distinct = {id(tensor): tensor for tensor in tensors}
         which = [list(distinct).index(id(tensor)) for tensor in tensors]
         copies = [self.copies_of(tensor) for tensor in distinct.values()]
+        training = {TRAINING: given.pop(TRAINING)} if TRAINING in given else {}
         cache = self._own_cache(given.pop(CACHE)) if CACHE in given else None
         projections = [getattr(self, name) for name in heads.into]
         weights, functions = zip(*(layer.at_shards() for layer in projections), strict=True)
@@ -85,9 +98,9 @@ class HeadParallel(GatheredWeights):
             inputs = [copies[each] for each in which]
             view, computed = at_heads(self, self.plain_class, heads, shards.count, into)
             if not others:
-                return results_of(view.call(*inputs, **given), computed)
+                return results_of(view.call(*inputs, **given, **training), computed)
             with keras.StatelessScope(state_mapping=list(zip(others, others_here, strict=True))):
-                return results_of(view.call(*inputs, **given), computed)
+                return results_of(view.call(*inputs, **given, **training), computed)
 
         made = []
         for own, index in enumerate(shards.owned):
@@ -118,8 +131,7 @@ class HeadParallel(GatheredWeights):
 
     def _other_weights(self) -> list[Any]:
         """Returns the trained weights of the layer that are in none of the projections."""
-        projections = {id(getattr(self, name)) for name in (*self.heads.into, self.heads.out)}
-        held = [inner for inner in self._flatten_layers() if id(inner) not in projections]
+        held = held_besides(self, [getattr(self, name) for name in (*self.heads.into, self.heads.out)])
         return [weight for inner in held for weight in inner._trainable_variables]
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from keras_ext.keras_versions import penalty_of_rows
 from keras_ext.tensor.mappings import Shards
 from keras_ext.tensor.penalties import penalties_of_shards
-from keras_ext.tensor.recorded_ops import as_pieces
+from keras_ext.tensor.recorded_ops import RecordedTensor, as_pieces
 from keras_ext.tensor.split_tensor import SplitTensor
 from strategies import layer_api
 
@@ -27,6 +27,8 @@ class SplitLayer(keras.Layer):
 
     #: Names of the constructor's arguments that the plain layer does not have.
     own_arguments: tuple[str, ...] = ()
+    #: True if ops of Keras on an output in pieces are recorded, see `recorded_ops`.
+    records_ops = False
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -40,7 +42,8 @@ class SplitLayer(keras.Layer):
         args, kwargs = keras.tree.map_structure(_as_tensor, (args, kwargs))
         if not self.built and any(isinstance(value, SplitTensor) for value in keras.tree.flatten(args)):
             self.build(*keras.tree.map_structure(lambda value: value.shape, args))
-        return super().__call__(*args, **kwargs)
+        output = super().__call__(*args, **kwargs)
+        return RecordedTensor(output) if self.records_ops and isinstance(output, SplitTensor) else output
 
     @classmethod
     def plain_config(cls, config: Mapping[str, Any]) -> dict[str, Any]:

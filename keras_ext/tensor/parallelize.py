@@ -142,7 +142,7 @@ def _leave_outputs_in_pieces(plan: Plan, copies: Copies) -> None:
 def _classes(plan: Plan) -> dict[int, Any]:
     """Returns the classes of the copies of attention layers that are split by heads, by the layer's id."""
     found = [choice for choice in plan.values() if choice.heads is not None]
-    return {id(choice.layer): head_parallel_class(type(choice.layer), choice.heads) for choice in found}
+    return {id(choice.layer): head_parallel_class(choice.layer.__class__, choice.heads) for choice in found}
 
 
 def _split(choice: Choice) -> Any:

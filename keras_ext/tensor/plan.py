@@ -126,7 +126,9 @@ def parameters(choice: Choice, num_shards: int) -> tuple[int, int]:
         # adapters.
         stays_whole = weight.name == "bias" and (choice.kind == "row" or "attention_output" in weight.path)
         stays_whole |= weight.name.startswith("lora") and weight.name.endswith("_a") == (choice.kind == "column")
-        is_split = (choice.kind is not None and choice.heads is None) or (choice.pieces and type(choice.layer) is keras.layers.BatchNormalization)
+        is_split = (choice.kind is not None and choice.heads is None) or (
+            choice.pieces and type(choice.layer) is keras.layers.BatchNormalization
+        )
         part += -(-size // num_shards) if is_split and not stays_whole else size
     return whole, part
 

@@ -16,7 +16,7 @@ from keras_ext.expert.layer import MixtureOfExperts
 from keras_ext.tensor.activations import is_elementwise
 from keras_ext.tensor.attention_heads import Heads, attentions_in, head_dim, makes_heads
 from keras_ext.tensor.channel_chains import end_of_chain, in_pieces_of_channels
-from keras_ext.tensor.custom_layers import plain_type
+from keras_ext.tensor.custom_layers import held_twice, plain_type
 from keras_ext.tensor.cuts import Cuts, column_cuts, cuts_along, gathered_cuts, hidden_cuts, quantized_cuts, row_cuts
 from keras_ext.tensor.feed_forward_pairs import FeedForward, feed_forwards_in, hidden_dims
 from keras_ext.tensor.graphs import followers_in, followers_inside, graphs_of, layers_of
@@ -66,7 +66,13 @@ def make_plan(
     layers = dict(layers_of(model))
     kinds.update(dict.fromkeys(layers))
     attentions = attentions_in(layers, num_shards)
-    pairs = [pair for layer in layers.values() for pair in feed_forwards_in(layer, num_shards)]
+    shared = held_twice(model)
+    pairs = [
+        pair
+        for layer in layers.values()
+        for pair in feed_forwards_in(layer, num_shards)
+        if not any(id(each) in shared for each in (*pair.up, pair.down))
+    ]
     paths = {id(layer): path for path, layer in layers.items()}
     for graph in graphs_of(model):
         followers |= followers_in(graph, paths)
@@ -88,7 +94,7 @@ def make_plan(
         for name in (*heads.into, heads.out):
             projection = getattr(layers[path], name)
             kinds[paths[id(projection)]] = _kind_of_projection(projection)
-            own_dims[id(projection._kernel)] = head_dim(projection)
+            own_dims[id(projection._kernel)] = head_dim(projection) or 0
     for path, layer in layers.items():
         if kinds[path] not in (None, quantized_kind(layer)) and is_quantized(layer) and path not in attentions:
             possible = quantized_kind(layer)

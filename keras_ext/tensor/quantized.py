@@ -82,7 +82,7 @@ class QuantizedColumns(_Quantized):
         return is_last and (self.bias is None or isinstance(self.bias, layer_api.SplitWeight))
 
     def int8_at_shards(self, training: bool | None = None) -> tuple[list[list[Any]], Callable[..., Any]]:
-        """Returns the tensors of each owned shard's weights, and a function of an input and these: its part of the output.
+        """Returns each owned shard's weights, and a function from an input and these to the shard's part of the output.
 
         The function leaves out the activation, or a whole bias, if they cannot be applied to parts.
         """

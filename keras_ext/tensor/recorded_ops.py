@@ -33,16 +33,6 @@ class RecordedTensor(keras.KerasTensor):
         self.names_before = layer_api.name_counters()
 
 
-def passed_on(split: SplitTensor, *, records_ops: bool) -> Any:
-    """Returns an output in pieces as code between layers gets it.
-
-    Args:
-        split: the output.
-        records_ops: True if that code computes with it by ops of Keras, and gives the result to a split layer.
-    """
-    return RecordedTensor(split) if records_ops else split
-
-
 def as_pieces(value: Any) -> Any:
     """Returns the result of recorded ops: in pieces if all of them are elementwise, else as a whole.
 
@@ -82,7 +72,7 @@ def is_by_pieces(value: Any, leaves: list[Any]) -> bool:
 
 
 def _leaves(value: Any) -> list[RecordedTensor]:
-    """Returns the tensors in pieces from which a symbolic tensor is computed; none if other tensors or layers are used."""
+    """Returns the tensors in pieces from which a symbolic tensor is computed; none if others, or layers, are used."""
     found: dict[int, RecordedTensor] = {}
     pending = [value]
     while pending:
@@ -102,7 +92,9 @@ def _leaves(value: Any) -> list[RecordedTensor]:
 def node_of(tensor: Any) -> Any:
     """Returns the call whose result a symbolic tensor is; None for one at which a record begins."""
     history = getattr(tensor, "_keras_history", None)
-    return None if history is None or history.operation is None else history.operation._inbound_nodes[history.node_index]
+    return (
+        None if history is None or history.operation is None else history.operation._inbound_nodes[history.node_index]
+    )
 
 
 def _nodes(value: Any, leaves: set[int]) -> Iterator[Any]:

@@ -14,7 +14,6 @@ from keras import ops
 
 from keras_ext.tensor.activations import check_elementwise, is_elementwise
 from keras_ext.tensor.lora import AdaptedLayer
-from keras_ext.tensor.recorded_ops import passed_on
 from keras_ext.tensor.split_tensor import SplitTensor
 
 
@@ -114,7 +113,7 @@ class ColumnParallel(SplitKernel):
         for i, x, kernel in zip(shards.owned, self._inputs_of_shards(inputs), self.kernels_of_shards(), strict=True):
             pieces.append(shards.run(i, forward, x, *kernel, *([] if self.bias is None else [self.bias.shards[i]])))
         if not self.gather_output:
-            return passed_on(self.in_pieces(pieces, self._channel_axis), records_ops=self.records_ops)
+            return self.in_pieces(pieces, self._channel_axis)
         y = shards.gather(pieces, self._channel_axis)
         return y if apart else self.activation(y)
 
