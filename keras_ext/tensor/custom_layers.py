@@ -113,10 +113,17 @@ def graph_inside(layer: Any) -> Iterator[Any]:
 
     `call` has to be written in Keras' ops. Inside the context, `graph_inside` can be used on inner layers, too.
     """
+    with nodes_kept(layer):
+        yield _traced(layer)
+
+
+@contextlib.contextmanager
+def nodes_kept(layer: Any) -> Iterator[None]:
+    """Context manager: at its end, the layers inside a layer have no graph nodes but those that they had before."""
     inside = [inner for inner in layer._flatten_layers(include_self=False) if hasattr(inner, "_inbound_nodes")]
     before = [len(inner._inbound_nodes) for inner in inside]
     try:
-        yield _traced(layer)
+        yield
     finally:
         # A call with symbolic tensors adds a node to every inner layer, and Keras has no way to call a layer without
         # one, or to remove a node. The nodes are needed here, but the model is not ours: left in it, they would keep

@@ -18,7 +18,7 @@ import keras
 from keras import ops
 
 from keras_ext.tensor.activations import is_elementwise
-from keras_ext.tensor.custom_layers import description_of, is_custom, plain_type
+from keras_ext.tensor.custom_layers import description_of, is_custom, nodes_kept, plain_type
 from keras_ext.tensor.gathered import input_axis, output_axis
 from keras_ext.tensor.recorded_ops import is_by_pieces, node_of
 from strategies import layer_api
@@ -130,7 +130,7 @@ class _Trial:
 
     def run(self) -> list[tuple[tuple[str, ...], str, bool]]:
         """Returns the attributes that hold the layers of each `FeedForward`; none if the call cannot be tried."""
-        with layer_api.global_state_kept():
+        with layer_api.global_state_kept(), nodes_kept(self._layer):
             try:
                 arguments = self._arguments()
                 made = [] if arguments is None else [layer_api.shapes_of(self._call, *arguments)]

@@ -82,7 +82,8 @@ def parallelize(model: Any, plan: Mapping[str, Any] | None = None, *, sequence_p
     Raises:
         ValueError: the model is not Sequential or Functional, the plan does not fit it, or sizes do not divide.
     """
-    chosen = make_plan(model, Shards.present().count, plan, sequence_parallel=sequence_parallel)
+    with layer_api.global_state_kept():
+        chosen = make_plan(model, Shards.present().count, plan, sequence_parallel=sequence_parallel)
     if chosen.num_shards == 1:
         _logger.warning("The mesh of this strategy has no axis 'tensor': nothing of %r is split.", model.name)
     with layer_api.global_state_kept():
@@ -109,7 +110,8 @@ def default_plan(model: Any, *, sequence_parallel: bool = False) -> Plan:
     Raises:
         ValueError: the model is not Sequential or Functional, or is not built.
     """
-    return make_plan(model, Shards.present().count, sequence_parallel=sequence_parallel)
+    with layer_api.global_state_kept():
+        return make_plan(model, Shards.present().count, sequence_parallel=sequence_parallel)
 
 
 def _instead_of(plan: Plan, *, sequence_parallel: bool) -> Callable[[Any], Any]:

@@ -246,17 +246,14 @@ def _take(
     attentions: Mapping[str, Heads],
 ) -> None:
     unused = set(wanted)
-    projections = {
-        id(getattr(layers[path], name)): path for path, heads in attentions.items() for name in (*heads.into, heads.out)
-    }
     for path, layer in layers.items():
         expression = next((e for e in wanted if re.search(e, path)), None)
         if expression is None:
             continue
         unused.discard(expression)
         kind = wanted[expression]
-        if kind == "heads" and kinds.get(projections.get(id(layer), "")) == "heads":
-            # The expression is found in the path of the attention, which comes before its projections.
+        if kind == "heads" and any(path.startswith(f"{each}/") for each in attentions if kinds[each] == "heads"):
+            # An expression that is found in the path of an attention is found in those of the layers inside it.
             continue
         is_mixture = isinstance(layer, MixtureOfExperts)
         own = ("heads",) if path in attentions else _KINDS_OF.get(plain_type(layer), ())

@@ -27,10 +27,10 @@ class RecordedTensor(keras.KerasTensor):
     """
 
     def __init__(self, split: SplitTensor) -> None:
+        # Symbolic tensors and recorded ops are objects that Keras names.
+        self.names_before = layer_api.name_counters()
         super().__init__(split.shape, dtype=keras.backend.standardize_dtype(split.dtype))
         self.split = split
-        # Recorded ops are objects that Keras names.
-        self.names_before = layer_api.name_counters()
 
 
 def as_pieces(value: Any) -> Any:
@@ -46,7 +46,7 @@ def as_pieces(value: Any) -> Any:
     leaves = _leaves(value)
     if not leaves:
         return value
-    layer_api.restore_name_counters(leaves[0].names_before)
+    layer_api.restore_name_counters(min((leaf.names_before for leaf in leaves), key=lambda each: sum(each.values())))
     first = leaves[0].split
 
     def computed(*tensors: Any) -> Any:

@@ -84,6 +84,10 @@ def cell(name: str, way: str, mesh: str) -> str:
     if reason:
         return f"- [{reason}]"
     try:
+        on_one_device(name, way)
+    except ValueError as error:
+        return f"- [plain KerasHub on one device: {_first_sentence(error)}]"
+    try:
         found = differences(name, way, mesh)
     except ValueError as error:
         return f"- [{_first_sentence(error)}]"
