@@ -107,9 +107,16 @@ class Counting(Attention):
 class InTraining(Attention):
     """Mixes heads in training only."""
 
-    def call(self, x: Any, training: bool | None = None) -> Any:
+    def call(
+        self,
+        x: Any,
+        attention_mask: Any = None,
+        cache: Any = None,
+        cache_update_index: Any = None,
+        training: bool | None = None,
+    ) -> Any:
         self.mixes = bool(training)
-        return super().call(x, training=training)
+        return super().call(x, attention_mask, cache, cache_update_index, training=training)
 
     def changed(self, scores: Any) -> Any:
         return scores + ops.mean(scores, axis=1, keepdims=True) if self.mixes else scores

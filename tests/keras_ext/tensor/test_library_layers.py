@@ -19,7 +19,7 @@ from tests.keras_ext.tensor.harness import assert_parity, mesh_strategy
 from tests.strategies.parity.harness import NUM_ROWS, labels
 
 L = keras.layers
-ATTENTIONS = {
+ATTENTIONS: dict[str, Any] = {
     "attention": library.Attention,
     "with dropout": functools.partial(library.Attention, dropout=0.25),
     "slopes": library.Slopes,
@@ -142,9 +142,10 @@ def test_recorded_ops_that_are_not_elementwise_are_computed_as_a_whole() -> None
         down = keras_ext.RowParallelDense(2)
         down.build((None, 4))
         kernel = keras.Variable(np.arange(1.0, 5.0, dtype="float32"))
+        up.build((None, library.UNITS))
         between: Any
         for between in (lambda y: ops.softmax(y), lambda y: y * kernel, lambda y: ops.flip(y, axis=-1)):
-            expected = down(between(ops.convert_to_tensor(np.asarray(x @ up.kernel if up.built else up(x).split))))
+            expected = down(between(ops.matmul(x, up.kernel)))
             np.testing.assert_allclose(down(between(up(x))), expected, rtol=0, atol=1e-6)
 
 
