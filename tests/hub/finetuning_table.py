@@ -26,7 +26,8 @@ Written by `python -m tests.hub.finetuning_table docs/finetuning_table.md`: task
 random weights, made and adapted in the strategy's scope, split by `parallelize(task)` and `PipelineModel(task,
 num_microbatches=2)` where the mesh has these axes, trained with Adam for two epochs of ten rows in batches of four,
 under `MirroredStrategy` over logical CPU devices, beside plain Keras on one device. LoRA is
-`task.backbone.enable_lora(2)`; QLoRA is `task.quantize("int8")` before it. `shard=weights` is on two replicas. Mixtral
+`task.backbone.enable_lora(2)`, with names of layers for {adapted}, none of whose layers has a name of
+KerasHub's default; QLoRA is `task.quantize("int8")` before it. `shard=weights` is on two replicas. Mixtral
 and QwenMoe, whose routers add a loss that is no mean over rows, are given `replace_experts(task)` first, except for
 QLoRA. Under `tensor` each device holds its part of int8 kernels and tables, too; layers quantized to int4 or float8
 would stay whole.
@@ -116,13 +117,19 @@ def _read(table: Path) -> Rows:
 
 
 def _write(table: Path, rows: Mapping[tuple[str, str], Mapping[str, str]]) -> None:
+    from tests.hub.tasks import ADAPTED
+
     numbers: dict[str, int] = {}
 
     def numbered(found: re.Match[str]) -> str:
         return f" <sup>{numbers.setdefault(found[1], len(numbers) + 1)}</sup>"
 
     version = f"KerasHub {importlib.metadata.version('keras-hub')}"
-    head = _HEAD.format(version=version, meshes=" | ".join(_MESHES), lines="---|" * (len(_MESHES) - 1) + "---")
+    *first, last = ADAPTED
+    adapted = f"{', '.join(first)} and {last}"
+    head = _HEAD.format(
+        version=version, adapted=adapted, meshes=" | ".join(_MESHES), lines="---|" * (len(_MESHES) - 1) + "---"
+    )
     order = sorted(rows, key=lambda each: (each[0], _WAYS.index(each[1])))
     body = []
     for name, way in order:

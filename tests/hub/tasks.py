@@ -61,6 +61,12 @@ _OTHERS = (
 #: By name: that of the model's family, or of its class.
 FAMILIES: Mapping[str, Family] = {name: _causal(name) for name in _CAUSAL} | {each.task: each for each in _OTHERS}
 
+#: The layers that get adapters, of families none of whose layers has a name of KerasHub's default.
+ADAPTED: Mapping[str, tuple[str, ...]] = {
+    "GPTNeoX": ("query_key_value",),
+    "SmolLM3": ("q_proj", "v_proj"),
+    "T5Seq2SeqLM": ("query_projector", "value_projector"),
+}
 #: Their routers add a loss that balances experts and is no mean over rows.
 BALANCED = ("Mixtral", "QwenMoe")
 
@@ -95,7 +101,7 @@ def adapted(task: Any, way: str) -> Any:
             gc.unfreeze()
     if way != "full":
         keras.utils.set_random_seed(11)
-        task.backbone.enable_lora(RANK)
+        task.backbone.enable_lora(RANK, ADAPTED.get(name))
         generator = np.random.default_rng(1)
         for weight in task.weights:
             # Not zero, so that both adapters of a pair matter from the first step.
