@@ -79,14 +79,14 @@ def cell(name: str, way: str, mesh: str) -> str:
     A result that differs more, though one rounding in the first weights causes a similar difference in plain Keras, is
     given this reason.
     """
-    is_whole = mesh == "tensor=2" or (name in tasks.BALANCED and way != "QLoRA")
-    reason = "" if is_whole else _coupling(name, way)
-    if reason:
-        return f"- [{reason}]"
     try:
         on_one_device(name, way)
     except ValueError as error:
         return f"- [plain KerasHub on one device: {_first_sentence(error)}]"
+    is_whole = mesh == "tensor=2" or (name in tasks.BALANCED and way != "QLoRA")
+    reason = "" if is_whole else _coupling(name, way)
+    if reason:
+        return f"- [{reason}]"
     try:
         found = differences(name, way, mesh)
     except ValueError as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -80,7 +80,7 @@ def build(name: str, way: str) -> Any:
     """
     family = FAMILIES[name]
     backbone = backbones.build(family.backbone, **family.of_backbone)
-    return adapted(class_of(name)(backbone=backbone, preprocessor=None, **family.arguments), way)
+    return adapted(class_of(name)(backbone=backbone, preprocessor=None, **family.arguments), way, ADAPTED.get(name))
 
 
 def class_of(name: str) -> Any:
@@ -90,8 +90,14 @@ def class_of(name: str) -> Any:
     return getattr(keras_hub.models, FAMILIES[name].task)
 
 
-def adapted(task: Any, way: str) -> Any:
-    """Quantizes a task and enables LoRA in its backbone, as `way` says, in the order of KerasHub's guides."""
+def adapted(task: Any, way: str, names: Sequence[str] | None = None) -> Any:
+    """Quantizes a task and enables LoRA in its backbone, as `way` says, in the order of KerasHub's guides.
+
+    Args:
+        task: not yet adapted.
+        way: one of `WAYS`.
+        names: of the layers that get adapters; KerasHub's default if left out.
+    """
     if way == "QLoRA":
         # Keras collects garbage after each layer: a second for each in a process that has many objects.
         gc.freeze()
@@ -101,7 +107,7 @@ def adapted(task: Any, way: str) -> Any:
             gc.unfreeze()
     if way != "full":
         keras.utils.set_random_seed(11)
-        task.backbone.enable_lora(RANK, ADAPTED.get(name))
+        task.backbone.enable_lora(RANK, names)
         generator = np.random.default_rng(1)
         for weight in task.weights:
             # Not zero, so that both adapters of a pair matter from the first step.
