@@ -267,6 +267,9 @@ class Attributes:
             # States of seed generators that layers hold are copied with the layers' weights.
             if isinstance(held, keras.random.SeedGenerator) and made[name] is not held:
                 layer_api.copy_value(held.state, made[name].state)
+            # Keras does not know these variables to be weights of the layer, unless an attribute holds them, too.
+            if isinstance(held, keras.Variable) and made[name] is not held:
+                layer_api.copy_value(held, made[name])
         return new
 
     def _is_compiled_for_another(self, value: Any) -> bool:

@@ -46,7 +46,7 @@ _ELEMENTWISE = frozenset(
 
 # Operations of Keras, besides these activations, that map each number of their inputs by itself.
 _OPS = frozenset(
-    {"Abs", "Add", "Cast", "Clip", "Divide", "Exp", "Maximum", "Minimum", "Multiply", "Negative", "Power", "Sqrt"}
+    {"Abs", "Add", "Cast", "Divide", "Exp", "Maximum", "Minimum", "Multiply", "Negative", "Power", "Sqrt"}
     | {"Square", "Subtract", "TrueDivide"}
     | {"".join(part.capitalize() for part in name.split("_")) for name in _ELEMENTWISE}
 )
@@ -69,7 +69,14 @@ def is_elementwise(activation: Callable[..., Any] | None) -> bool:
 def is_elementwise_op(operation: Any) -> bool:
     """Returns True if an operation of Keras, which is no layer, maps each number of its inputs by itself."""
     is_of_keras = type(operation).__module__.startswith("keras.") and not isinstance(operation, keras.Layer)
-    return is_of_keras and type(operation).__name__ in _OPS
+    # An array may have a number for each unit.
+    own = [value for name, value in vars(operation).items() if not name.startswith("_")]
+    return is_of_keras and type(operation).__name__ in _OPS and all(map(is_single, own))
+
+
+def is_single(value: Any) -> bool:
+    """Returns True for an argument of an operation that is not an array, a tensor, or a collection of numbers."""
+    return isinstance(value, (str, int, float, bool, type(None), np.generic))
 
 
 @functools.lru_cache(maxsize=256)
@@ -77,7 +84,10 @@ def _is_found_elementwise(function: Callable[..., Any]) -> bool:
     numbers = 3 * np.random.default_rng(0).standard_normal((4, 6)).astype("float32")
 
     def found(values: np.ndarray) -> np.ndarray:
-        return np.asarray(layer_api.computed_now(function, values))
+        result, reads_variables = layer_api.computed_now(lambda: function(keras.ops.convert_to_tensor(values)))
+        if reads_variables:
+            raise ValueError("A variable that a shard reads gets no gradient.")
+        return np.asarray(keras.ops.convert_to_numpy(result))
 
     try:
         whole = found(numbers)

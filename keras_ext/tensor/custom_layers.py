@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import types
 from collections.abc import Iterator
 from typing import Any
 
@@ -24,6 +23,14 @@ OF_TENSORFLOW = frozenset(
     )
 )
 
+# Keras' own lists and records of a layer.
+_OWN = frozenset(
+    f"_{name}"
+    for name in (
+        *("inbound_nodes", "layers", "loss_ids", "losses", "losses_override", "metrics", "non_trainable_variables"),
+        *("outbound_nodes", "seed_generators", "tracked", "tracker", "trainable_variables"),
+    )
+)
 # How the names of attributes end that say nothing of what a layer computes.
 _OF_ONE_LAYER = ("name", "path", "build", "quantize", "call", "called")
 
@@ -66,17 +73,41 @@ def layers_inside(layer: Any) -> list[tuple[str, Any]]:
 def description_of(layer: Any) -> tuple[Any, ...]:
     """Returns a key that two layers have in common if their calls compute alike, but for the values of weights.
 
-    It consists of the class, and of attributes that are numbers, texts or functions, of the layer and of those inside.
+    It consists of the class and the attributes, of the layer and of those inside. Objects of other classes than
+    Python's and Keras' own are alike if they are the same, or say that they are equal.
     """
     found = [("", layer), *layers_inside(layer)]
-    return tuple((path, type(each), *_settings(each), each.dtype_policy.name, _shapes(each)) for path, each in found)
+    return tuple((path, type(each), _settings(each), each.dtype_policy.name, _shapes(each)) for path, each in found)
 
 
 def _settings(layer: Any) -> tuple[Any, ...]:
-    kinds = (str, int, float, bool, type(None), types.FunctionType)
     # Names and paths differ between layers, as do the methods that Keras wraps.
-    own = {name: v for name, v in vars(layer).items() if isinstance(v, kinds) and not name.endswith(_OF_ONE_LAYER)}
-    return tuple(sorted(own.items(), key=lambda item: item[0]))
+    names = [name for name in vars(layer) if name not in _OWN | OF_TENSORFLOW and not name.endswith(_OF_ONE_LAYER)]
+    return tuple((name, _setting(vars(layer)[name])) for name in sorted(names))
+
+
+def _setting(value: Any) -> Any:
+    if isinstance(value, dict):
+        return (dict, tuple((_setting(key), _setting(item)) for key, item in value.items()))
+    if isinstance(value, (list, tuple, set)):
+        return (type(value), tuple(map(_setting, value)))
+    if isinstance(value, (keras.Layer, keras.Variable)) or type(value).__module__.partition(".")[0] == "keras":
+        # Layers inside are described as such. Initializers and the like do not matter to a call.
+        return type(value)
+    return _Same(value) if value.__hash__ is None else value
+
+
+class _Same:
+    """An object that cannot be hashed, in a key: equal to itself only."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    def __hash__(self) -> int:
+        return id(self._value)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and other._value is self._value
 
 
 def _shapes(layer: Any) -> tuple[Any, ...]:

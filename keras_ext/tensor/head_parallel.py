@@ -12,6 +12,7 @@ from keras import ops
 from keras_ext.tensor.attention_heads import (
     CACHE,
     INDEX,
+    MASK,
     TRAINING,
     Heads,
     at_heads,
@@ -60,7 +61,7 @@ class HeadParallel(GatheredWeights):
                 del given[name]
         others = frozenset(given) - {*heads.inputs, TRAINING}
         is_tried = others in heads.tried and set(heads.inputs) <= given.keys()
-        if not is_tried or (CACHE in others and not self.splits_cache):
+        if not is_tried or (CACHE in others and not self.splits_cache) or not _is_mask(given.get(MASK)):
             return None
         projections = [getattr(self, name) for name in (*heads.into, heads.out)]
         if any("call" in vars(each) for each in projections):
@@ -133,6 +134,11 @@ class HeadParallel(GatheredWeights):
         """Returns the trained weights of the layer that are in none of the projections."""
         held = held_besides(self, [getattr(self, name) for name in (*self.heads.into, self.heads.out)])
         return [weight for inner in held for weight in inner._trainable_variables]
+
+
+def _is_mask(mask: Any) -> bool:
+    """Returns True for a mask that is the same for all heads, or None."""
+    return mask is None or (len(mask.shape) == 3 and not keras.backend.is_float_dtype(mask.dtype))
 
 
 def _projected(layer: Any, function: Callable[..., Any], weights: list[Any]) -> Callable[[Any], Any]:

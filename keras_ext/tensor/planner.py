@@ -114,8 +114,9 @@ def make_plan(
             for up in pair.up:
                 up_dim, down_dim = hidden_dims(up, pair.down) or (0, 0)
                 own_dims |= {id(up._kernel): up_dim, id(pair.down._kernel): down_dim}
-    # Quantized layers gather their outputs.
-    in_pieces = {path: None if is_quantized(layers[path]) else kind for path, kind in kinds.items()}
+    # Quantized layers gather their outputs, attention layers of other libraries add them up.
+    whole = {path for path, layer in layers.items() if is_quantized(layer) or path in attentions}
+    in_pieces = {path: None if path in whole else kind for path, kind in kinds.items()}
     passes = in_pieces_of_channels(in_pieces, layers, followers) | between
     passes |= {paths[id(getattr(layers[path], name))] for path, heads in attentions.items() for name in heads.into}
     of_sequences: frozenset[str] = frozenset()
@@ -129,7 +130,9 @@ def make_plan(
         if isinstance(layer, MixtureOfExperts):
             # A mixture of experts splits itself, whatever is chosen for other layers.
             kind = "hidden" if cuts.dims else None
-        elif kind in (None, "gathered") or plain_type(layer) is keras.layers.EinsumDense or is_quantized(layer):
+        elif path not in attentions and (
+            kind in (None, "gathered") or plain_type(layer) is keras.layers.EinsumDense or is_quantized(layer)
+        ):
             kind = (kind or "gathered") if cuts.dims else None
         own = (path in passes, path in of_sequences - passes)
         choices[path] = Choice(path, layer, kind, *own, cuts.dims, cuts.reason, attentions.get(path), path in recorded)

@@ -12,9 +12,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import keras
-from keras import ops
 
-from keras_ext.tensor.activations import is_elementwise_op
+from keras_ext.tensor.activations import is_elementwise_op, is_single
 from keras_ext.tensor.split_tensor import SplitTensor
 from strategies import layer_api
 
@@ -111,8 +110,8 @@ def _is_elementwise(node: Any) -> bool:
     if node is None or not is_elementwise_op(node.operation):
         return False
     # Other tensors would have to be cut like the pieces, and may have gradients.
-    flat = keras.tree.flatten((node.arguments.args, node.arguments.kwargs))
-    return not any(ops.is_tensor(each) or isinstance(each, keras.Variable) for each in flat)
+    given = (*node.arguments.args, *node.arguments.kwargs.values())
+    return all(isinstance(each, keras.KerasTensor) or is_single(each) for each in given)
 
 
 def _computed(value: Any, made: dict[int, Any]) -> Any:

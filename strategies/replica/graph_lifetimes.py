@@ -143,7 +143,9 @@ def host_callback(function: Callable[[], None], after: Sequence[Any]) -> tf.Tens
     return done
 
 
-def computed_now(function: Callable[..., Any], *arrays: Any) -> Any:
-    """Returns ``function(*arrays)``, for arrays as tensors, with values, also while a graph is traced."""
+def computed_now(function: Callable[..., Any]) -> tuple[Any, bool]:
+    """Returns ``function()``, computed at once also while a graph is traced, and True if it reads variables."""
     with tf.init_scope(), tf.device("CPU:0"):
-        return function(*map(tf.constant, arrays)).numpy()
+        # Under `init_scope` no tape sees variables.
+        concrete = tf.function(function, autograph=False).get_concrete_function()
+        return concrete(), bool(concrete.graph.variables)

@@ -95,6 +95,8 @@ def cell(name: str, way: str, mesh: str) -> str:
     beyond = {kind: each for kind, each in found.items() if each > LIMIT}
     if not beyond:
         return text
+    if name in tasks.BALANCED and "pipe" in mesh:
+        return f"{text} [the loss that balances experts is computed for each micro-batch]"
     own = _after_one_rounding(name, way)
     kinds = ", ".join(f"{kind} {each:.1e}" for kind, each in sorted(beyond.items()))
     if all(each < _GROWS * own[kind] for kind, each in beyond.items()):

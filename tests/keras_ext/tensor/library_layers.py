@@ -104,6 +104,24 @@ class Counting(Attention):
         return scores
 
 
+class Borrowing(Attention):
+    """Uses a trained weight that Keras does not know to be the layer's."""
+
+    def build(self, shape: Any) -> None:
+        super().build(shape)
+        self.held = Hidden(keras.Variable(np.ones(SIZE, "float32"), name="borrowed"))
+
+    def changed(self, scores: Any) -> Any:
+        return scores * ops.mean(self.held.value)
+
+
+class Hidden:
+    """Holds an object out of Keras' sight."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
 class InTraining(Attention):
     """Mixes heads in training only."""
 
@@ -156,6 +174,8 @@ BETWEEN: dict[str, Callable[[Any, Any], Any]] = {
     # What follows is not computed by pieces.
     "softmax": lambda layer, x: ops.softmax(layer.gate(x)) * layer.up(x),
     "scaled": lambda layer, x: layer.gate(x) * layer.scale + layer.up(x),
+    "listed": lambda layer, x: ops.multiply(layer.gate(x), [0.5] * 12) + layer.up(x),
+    "clipped": lambda layer, x: ops.clip(layer.gate(x), -1.0, np.linspace(0.1, 1.0, 12)) + layer.up(x),
     "number": lambda layer, x: layer.gate(x) * layer.number + layer.up(x),
     "shifted": lambda layer, x: ops.roll(layer.gate(x), 1, axis=-1) * layer.up(x),
     "used twice": lambda layer, x: layer.up(x) + ops.mean(layer.up(x), axis=-1, keepdims=True),

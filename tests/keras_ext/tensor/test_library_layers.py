@@ -27,6 +27,7 @@ ATTENTIONS: dict[str, Any] = {
     "penalized": library.Penalized,
     "counting": library.Counting,
     "in training": library.InTraining,
+    "borrowing": library.Borrowing,
     "one key head": functools.partial(library.Attention, num_key_value_heads=1),
 }
 BY_HEADS = ("attention", "with dropout")
@@ -67,7 +68,10 @@ def test_a_feed_forward_part_is_split_if_nothing_but_elementwise_ops_is_between(
     assert (kinds["up"], kinds["down"][0]) == (("column", is_split), "row" if is_split else "column")
 
 
-LIKE_OTHERS = ("slopes", "over heads", "counting", "one key head", "cast", "softmax", "number", "shifted")
+LIKE_OTHERS = (
+    *("slopes", "over heads", "counting", "borrowing", "one key head"),
+    *("cast", "softmax", "listed", "clipped", "number", "shifted"),
+)
 
 
 @pytest.mark.parametrize(
@@ -124,6 +128,36 @@ def test_arguments_that_were_not_tried_are_computed_as_a_whole() -> None:
     np.testing.assert_allclose(layer(rows, mask), split(rows, attention_mask=mask), rtol=0, atol=1e-6)
 
 
+def test_a_mask_for_each_head_is_used_as_a_whole() -> None:
+    class PerHead(library.Attention):
+        def call(self, x: Any, attention_mask: Any = None) -> Any:  # type: ignore[override]
+            self.bias = 0.0 if attention_mask is None or len(attention_mask.shape) == 3 else attention_mask
+            return super().call(x)
+
+        def changed(self, scores: Any) -> Any:
+            return scores + self.bias
+
+    layer, x = PerHead(name="layer"), keras.Input((library.LENGTH, library.UNITS))
+    model = keras.Model(x, layer(x))
+    with mesh_strategy({"tensor": 2}).scope():
+        split = keras_ext.parallelize(model).get_layer("layer")
+    assert isinstance(split, HeadParallel)
+    rows = library.sequences(2)
+    bias = np.random.default_rng(0).normal(size=(2, library.HEADS, library.LENGTH, library.LENGTH)).astype("float32")
+    np.testing.assert_allclose(layer(rows, bias), split(rows, attention_mask=bias), rtol=0, atol=1e-6)
+
+
+def test_attention_in_a_graph_leaves_no_pieces_of_the_sequence() -> None:
+    x = keras.Input((library.LENGTH, library.UNITS))
+    y = L.LayerNormalization()(L.Add()([x, made("attention")(x)]))
+    model = keras.Model(x, y)
+    with mesh_strategy({"tensor": 2}).scope():
+        plan = keras_ext.default_plan(model, sequence_parallel=True)
+        split = keras_ext.parallelize(model, sequence_parallel=True)
+    assert not any(choice.sequence for choice in plan.values())
+    np.testing.assert_allclose(split(library.sequences(2)), model(library.sequences(2)), rtol=0, atol=1e-6)
+
+
 def test_recorded_ops_leave_automatic_names_as_they_are() -> None:
     model = keras.Sequential([keras.Input((library.LENGTH, library.UNITS)), made("gated")])
     with mesh_strategy({"tensor": 2}).scope():
@@ -173,6 +207,13 @@ def test_an_activation_of_ones_own_is_tried() -> None:
     def approximate(x: Any) -> Any:
         return keras.activations.gelu(x, approximate=True)
 
+    alpha = keras.Variable(0.5)
+
+    def trained(x: Any) -> Any:
+        return ops.leaky_relu(x) * alpha
+
+    # A shard's function computes no gradient for a variable that it reads.
+    assert not is_elementwise(trained)
     assert is_elementwise(approximate)
     assert not is_elementwise(with_mean)
     assert not is_elementwise(over_rows)
