@@ -30,7 +30,11 @@ _logger = logging.getLogger(__name__)
 #: Arguments of a call that may differ from their defaults; others are not tried.
 CACHE, INDEX, MASK, TRAINING, VALUE = "cache", "cache_update_index", "attention_mask", "training", "value"
 # The arguments with which a call is tried, besides its inputs.
-_TRIED = (frozenset[str](), frozenset({MASK}), frozenset({CACHE, INDEX}), frozenset({MASK, CACHE, INDEX}))
+_TRIED = tuple(
+    frozenset(each)
+    # A cache that is given without an index is used as it is, as that of an encoder's outputs.
+    for each in ((), (MASK,), (CACHE,), (MASK, CACHE), (CACHE, INDEX), (MASK, CACHE, INDEX))
+)
 _ROWS, _POSITIONS, _CACHED = 2, 3, 5
 
 
@@ -57,7 +61,7 @@ class Heads:
     @property
     def takes_cache(self) -> bool:
         """True if the keys and values of earlier positions may be given, for the heads of one shard."""
-        return any(CACHE in each for each in self.tried)
+        return any({CACHE, INDEX} <= each for each in self.tried)
 
 
 def heads_of(layer: Any, num_shards: int) -> Heads | None:

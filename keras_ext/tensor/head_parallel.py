@@ -45,9 +45,27 @@ class HeadParallel(GatheredWeights):
     heads: Any = None
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
-        """Computes like the plain layer; arguments and results are the plain layer's, but for the cache."""
+        """Computes like the plain layer; arguments and results are the plain layer's, but for the cache.
+
+        Raises:
+            ValueError: a cache has the heads of this process' shard only, and the call was not tried.
+        """
         given = self._given(args, kwargs)
-        return super().call(*args, **kwargs) if given is None else self._by_heads(given)
+        if given is not None:
+            return self._by_heads(given)
+        self._refuse_part_of_cache(signature_of(self.plain_class).bind(self, *args, **kwargs).arguments)
+        return super().call(*args, **kwargs)
+
+    def _refuse_part_of_cache(self, given: Mapping[str, Any]) -> None:
+        cache = given.get(CACHE)
+        if cache is None or not self.splits_cache or cache.shape[-2] == self._cached_heads():
+            return
+        names = sorted(name for name, value in given.items() if value is not None and name != "self")
+        raise ValueError(
+            f"The attention {self.name!r} is split by heads, and the cache that it is given has {cache.shape[-2]} of "
+            f"{self._cached_heads()} heads, those of this process. A call with these arguments is computed with all "
+            f"heads. Leave the layer out of the plan: parallelize(model, plan=...). Received: {names}."
+        )
 
     def _given(self, args: Any, kwargs: Any) -> dict[str, Any] | None:
         """Returns the arguments of a call by name, if its heads can be computed apart."""
