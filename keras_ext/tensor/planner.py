@@ -14,12 +14,13 @@ import keras
 
 from keras_ext.expert.layer import MixtureOfExperts
 from keras_ext.tensor.activations import is_elementwise
-from keras_ext.tensor.attention_heads import Heads, attentions_in, head_dim, makes_heads
+from keras_ext.tensor.attention_heads import Heads, head_dim, makes_heads
 from keras_ext.tensor.channel_chains import end_of_chain, in_pieces_of_channels
 from keras_ext.tensor.custom_layers import held_twice, plain_type
 from keras_ext.tensor.cuts import Cuts, column_cuts, cuts_along, gathered_cuts, hidden_cuts, quantized_cuts, row_cuts
 from keras_ext.tensor.feed_forward_pairs import FeedForward, feed_forwards_in, hidden_dims
 from keras_ext.tensor.graphs import followers_in, followers_inside, graphs_of, layers_of
+from keras_ext.tensor.head_trials import attentions_in
 from keras_ext.tensor.layout_plan import kinds_and_dims
 from keras_ext.tensor.plan import LARGE, Choice, Plan, class_name_of
 from keras_ext.tensor.sequence_plan import in_pieces_of_sequences
