@@ -17,7 +17,7 @@ import keras
 from keras import ops
 
 from keras_ext.tensor.activations import is_elementwise
-from keras_ext.tensor.custom_layers import plain_type
+from keras_ext.tensor.custom_layers import plain_type, plain_view
 
 #: Arguments of a call that may differ from their defaults; others are not tried.
 CACHE, INDEX, MASK, TRAINING, VALUE = "cache", "cache_update_index", "attention_mask", "training", "value"
@@ -56,7 +56,7 @@ def found_by_equations(layer: Any, num_shards: int) -> Heads | None:
     }
     into = {name: inner for name, inner in projections.items() if head_dim(inner) is not None and makes_heads(inner)}
     out = {name: inner for name, inner in projections.items() if name not in into and head_dim(inner) is not None}
-    parameters = list(inspect.signature(type(layer).call).parameters.values())[1:]
+    parameters = list(signature_of(layer.__class__).parameters.values())[1:]
     if len(out) != 1 or not into or not parameters:
         return None
     [(name_of_out, last)] = out.items()
@@ -119,6 +119,12 @@ def head_dim(layer: Any) -> int | None:
     return None
 
 
+def head_dims(layer: Any, heads: Heads) -> dict[int, int]:
+    """Returns the dims of the kernels of all projections of an attention that count heads, by the kernel's id."""
+    projections = [getattr(layer, name) for name in (*heads.into, heads.out)]
+    return {id(each._kernel): dim for each in projections if (dim := head_dim(each)) is not None}
+
+
 def _count(layer: Any) -> int:
     return int(layer._kernel.shape[head_dim(layer)])
 
@@ -146,11 +152,6 @@ def at_heads(
         num_shards: over which its heads are split; 1 for a view that has all heads.
         into: the projections to heads, by attribute.
     """
-    view = object.__new__(plain_class)
-    # The view has the plain class' methods, not those that Keras, or a caller of this layer, has wrapped.
-    own = ("build", "quantize", "call", "quantized_call")
-    vars(view).update({name: value for name, value in vars(layer).items() if name not in own})
-    vars(view).update({name: getattr(layer, name) // num_shards for name in heads.counts})
     computed: list[Any] = []
 
     def out(x: Any) -> Any:
@@ -160,10 +161,9 @@ def at_heads(
     def refuse(*losses: Any) -> None:
         raise ValueError("Each shard would add the losses of a call.")
 
-    vars(view)["add_loss"] = refuse
-    vars(view).update({name: _Projection(function) for name, function in into.items()})
-    vars(view)[heads.out] = _Projection(out)
-    return view, computed
+    counts = {name: getattr(layer, name) // num_shards for name in heads.counts}
+    projections = {name: _Projection(function) for name, function in {**into, heads.out: out}.items()}
+    return plain_view(layer, plain_class, add_loss=refuse, **counts, **projections), computed
 
 
 class _Output:

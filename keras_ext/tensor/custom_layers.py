@@ -31,7 +31,7 @@ _OWN = frozenset(
         *("outbound_nodes", "seed_generators", "tracked", "tracker", "trainable_variables"),
     )
 )
-# How the names of attributes end that say nothing of what a layer computes.
+# The ends of names of attributes that do not matter to a layer's call.
 _OF_ONE_LAYER = ("name", "path", "build", "quantize", "call", "called")
 
 
@@ -112,6 +112,18 @@ class _Same:
 
 def _shapes(layer: Any) -> tuple[Any, ...]:
     return tuple(tuple(weight.shape) for weight in (*layer._trainable_variables, *layer._non_trainable_variables))
+
+
+def plain_view(layer: Any, plain_class: Any, **own: Any) -> Any:
+    """Returns an object of a layer's plain class, for one call, that shares all attributes but the given ones with it.
+
+    It has the plain class' methods, not those that Keras, or a caller of the layer, has wrapped. Other threads, which
+    call the layer itself, do not see the given attributes, and Keras does not track them.
+    """
+    view = object.__new__(plain_class)
+    wrapped = ("build", "quantize", "call", "quantized_call")
+    vars(view).update({name: value for name, value in vars(layer).items() if name not in wrapped}, **own)
+    return view
 
 
 def held_twice(model: Any) -> frozenset[int]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import logging
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,13 +18,15 @@ import keras
 from keras import ops
 
 from keras_ext.tensor.activations import is_elementwise
-from keras_ext.tensor.custom_layers import description_of, is_custom, nodes_kept, plain_type
+from keras_ext.tensor.custom_layers import description_of, is_custom, nodes_kept, plain_type, plain_view
 from keras_ext.tensor.gathered import input_axis, output_axis
 from keras_ext.tensor.recorded_ops import is_by_pieces, node_of
 from strategies import layer_api
 
 _logger = logging.getLogger(__name__)
 
+# The equation of a ``Dense``.
+_DENSE = "...i,io->...o"
 # Of rows and of positions.
 _SIZES = (2, 3)
 
@@ -36,11 +38,13 @@ class FeedForward:
     Attributes:
         up: the layers that compute the hidden units.
         down: the layer that takes them.
+        dims: the dim of each layer's kernel that is the hidden units, by the kernel's id.
         is_direct: True if `down` takes the output of one layer as it is.
     """
 
     up: tuple[Any, ...]
     down: Any
+    dims: Mapping[int, int]
     is_direct: bool
 
 
@@ -59,11 +63,13 @@ def feed_forwards_in(layer: Any, num_shards: int) -> list[FeedForward]:
     key = (num_shards, description_of(layer))
     if key not in _known:
         _known[key] = _Trial(layer, names).run()
-    found = [
-        FeedForward(tuple(getattr(layer, name) for name in up), getattr(layer, down), is_direct)
-        for up, down, is_direct in _known[key]
-    ]
-    return [each for each in found if all(_fits(up, each.down, num_shards) for up in each.up)]
+    found = []
+    for names_of_up, name_of_down, is_direct in _known[key]:
+        up, down = tuple(getattr(layer, name) for name in names_of_up), getattr(layer, name_of_down)
+        if all(_fits(each, down, num_shards) for each in up):
+            dims = {id(each._kernel): _hidden_dim(each, output_axis) for each in up}
+            found.append(FeedForward(up, down, dims | {id(down._kernel): _hidden_dim(down, input_axis)}, is_direct))
+    return found
 
 
 #: The attributes that hold the layers of feed-forward parts, by what they depend on.
@@ -74,27 +80,24 @@ def _is_dense(layer: Any) -> bool:
     return layer.built and plain_type(layer) in (keras.layers.Dense, keras.layers.EinsumDense)
 
 
-def hidden_dims(up: Any, down: Any) -> tuple[int, int] | None:
-    """Returns the dims of both kernels that are the hidden units, the last dim of the tensors between; None if not."""
-    dims = []
-    for layer, axis_of in ((up, output_axis), (down, input_axis)):
-        if plain_type(layer) is keras.layers.Dense:
-            dims.append(1 if layer is up else 0)
-            continue
-        own = [dim for dim in range(layer._kernel.ndim) if axis_of(layer.equation, dim) is not None]
-        if len(own) != 1 or axis_of(layer.equation, own[0]) != -1:
-            return None
-        dims.append(own[0])
-    return dims[0], dims[1]
+def _hidden_dim(layer: Any, axis_of: Callable[[str, int], int | None]) -> int:
+    """Returns the dim of a kernel that is the hidden units, the last dim of the tensors between; -1 if none is.
+
+    Args:
+        layer: a projection.
+        axis_of: `output_axis` for a layer that computes hidden units, `input_axis` for one that takes them.
+    """
+    equation = _DENSE if plain_type(layer) is keras.layers.Dense else layer.equation
+    own = [dim for dim in range(layer._kernel.ndim) if axis_of(equation, dim) is not None]
+    return own[0] if len(own) == 1 and axis_of(equation, own[0]) == -1 else -1
 
 
 def _fits(up: Any, down: Any, num_shards: int) -> bool:
-    dims = hidden_dims(up, down)
-    if (
-        dims is None
-        or up._kernel.shape[dims[0]] % num_shards
-        or up._kernel.shape[dims[0]] != down._kernel.shape[dims[1]]
-    ):
+    dims = _hidden_dim(up, output_axis), _hidden_dim(down, input_axis)
+    if -1 in dims:
+        return False
+    number = up._kernel.shape[dims[0]]
+    if number % num_shards or number != down._kernel.shape[dims[1]]:
         return False
     is_quantized = up.quantization_mode is not None or down.quantization_mode is not None
     return is_elementwise(up.activation) and up.activity_regularizer is None and not is_quantized
@@ -103,7 +106,7 @@ def _fits(up: Any, down: Any, num_shards: int) -> bool:
 def _letters(layer: Any) -> list[str]:
     """Returns the letters of inputs, kernel and outputs in the equation of a projection."""
     is_dense = plain_type(layer) is keras.layers.Dense
-    return re.split(",|->", "...i,io->...o" if is_dense else layer.equation.replace(" ", ""))
+    return re.split(",|->", _DENSE if is_dense else layer.equation.replace(" ", ""))
 
 
 def _num_inputs(layer: Any) -> int:
@@ -161,12 +164,7 @@ class _Trial:
         return (keras.KerasTensor((*_SIZES, _num_inputs(first)), first.compute_dtype),), {}
 
     def _call(self, args: Any, kwargs: Any) -> Any:
-        view = object.__new__(type(self._layer))
-        # The view has the class' methods, not those that Keras, or a caller of this layer, has wrapped.
-        own = ("build", "quantize", "call", "quantized_call")
-        vars(view).update({name: value for name, value in vars(self._layer).items() if name not in own})
-        for name in self._names:
-            vars(view)[name] = _Probe(self, name)
+        view = plain_view(self._layer, type(self._layer), **{name: _Probe(self, name) for name in self._names})
         made = view.call(*args, **kwargs)
         if any(isinstance(each, keras.KerasTensor) for each in keras.tree.flatten(made)):
             raise ValueError("The output depends on that of a projection.")

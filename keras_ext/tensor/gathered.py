@@ -10,7 +10,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_ext.tensor.custom_layers import plain_base
+from keras_ext.tensor.custom_layers import plain_base, plain_view
 from keras_ext.tensor.layer import SplitLayer
 from keras_ext.tensor.lora import AdaptedLayer
 from keras_ext.tensor.quantized import QuantizedColumns, QuantizedRows
@@ -62,16 +62,9 @@ class GatheredWeights(SplitLayer):
             ) from error
 
     def _with_whole_weights(self) -> Any:
-        """Returns a layer of the plain class for one call, which shares all but gathered weights with this one.
-
-        Setting the gathered tensors on this layer would show them to other replicas' threads.
-        """
-        view = object.__new__(self.plain_class)
-        # The view has the plain class' methods, not those that Keras, or a caller of this layer, has wrapped.
-        own = ("build", "quantize", "call", "quantized_call")
-        held = {name: value for name, value in vars(self).items() if name not in own}
-        vars(view).update({name: self._whole(value) for name, value in held.items()})
-        vars(view)["add_loss"] = self.add_loss
+        """Returns a layer of the plain class for one call, which shares all but gathered weights with this one."""
+        view = plain_view(self, self.plain_class, add_loss=self.add_loss)
+        vars(view).update({name: self._whole(value) for name, value in vars(view).items()})
         return view
 
     def _whole(self, value: Any) -> Any:
@@ -139,20 +132,13 @@ class _EinsumDense(QuantizedColumns, _Adapted):
     def call(self, inputs: Any, training: bool | None = None) -> Any:
         """Computes each shard's outputs and gathers them, or its partial sums of all outputs and adds them up."""
         axis, summed = self._cut_axis(), self._summed_axis()
-        shards = self._placed()
         if axis is not None:
-            weights, forward = self.at_shards()
-            pieces = shards.run_each(forward, self.copies_of(inputs), *zip(*weights, strict=True))
-            if not self.gather_output:
-                return self.in_pieces(pieces, axis)
-            y = shards.gather(pieces, axis, self._kernel.shape[self._kernel.dim])
-            is_done, bias = self._is_apart(), self.bias
-            y = y if bias is None or isinstance(bias, layer_api.SplitWeight) else self._plus_bias(y, bias)
-            return y if is_done or self.activation is None else self.activation(y)
-        if summed is None or (self.bias is not None and isinstance(self.bias, layer_api.SplitWeight)):
+            pieces = self.pieces_by(*self.at_shards(), inputs)
+            return self.joined(pieces, axis) if self.gather_output else self.in_pieces(pieces, axis)
+        if summed is None or isinstance(self.bias, layer_api.SplitWeight):
             return super().call(inputs, training=training)
         lists = zip(*self.kernels_of_shards(), strict=True)
-        partial = shards.run_each(self._multiplied, self.pieces_of(inputs, summed), *lists)
+        partial = self._placed().run_each(self._multiplied, self.pieces_of(inputs, summed), *lists)
         return self.sums_of(partial, self.bias, self.activation, sequence_parallel=False)[0]
 
     def call_with_pieces(self, inputs: SplitTensor) -> Any:

@@ -50,28 +50,27 @@ class HeadParallel(GatheredWeights):
         Raises:
             ValueError: a cache has the heads of this process' shard only, and the call was not tried.
         """
-        given = self._given(args, kwargs)
-        if given is not None:
-            return self._by_heads(given)
-        self._refuse_part_of_cache(signature_of(self.plain_class).bind(self, *args, **kwargs).arguments)
+        _, *bound = signature_of(self.plain_class).bind(self, *args, **kwargs).arguments.items()
+        given = {name: value for name, value in bound if value is not None}
+        apart = self._arguments_apart(given)
+        if apart is not None:
+            return self._by_heads(apart)
+        self._refuse_part_of_cache(given)
         return super().call(*args, **kwargs)
 
     def _refuse_part_of_cache(self, given: Mapping[str, Any]) -> None:
         cache = given.get(CACHE)
         if cache is None or not self.splits_cache or cache.shape[-2] == self._cached_heads():
             return
-        names = sorted(name for name, value in given.items() if value is not None and name != "self")
         raise ValueError(
             f"The attention {self.name!r} is split by heads, and the cache that it is given has {cache.shape[-2]} of "
             f"{self._cached_heads()} heads, those of this process. A call with these arguments is computed with all "
-            f"heads. Leave the layer out of the plan: parallelize(model, plan=...). Received: {names}."
+            f"heads. Leave the layer out of the plan: parallelize(model, plan=...). Received: {sorted(given)}."
         )
 
-    def _given(self, args: Any, kwargs: Any) -> dict[str, Any] | None:
-        """Returns the arguments of a call by name, if its heads can be computed apart."""
-        signature, heads = signature_of(self.plain_class), self.heads
-        bound = signature.bind(self, *args, **kwargs).arguments
-        given = {name: value for name, value in list(bound.items())[1:] if value is not None}
+    def _arguments_apart(self, given: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Returns the arguments of a call that are not their defaults, if its heads can be computed apart."""
+        signature, heads, given = signature_of(self.plain_class), self.heads, dict(given)
         training = given.get(TRAINING)
         for name, value in list(given.items()):
             is_default = isinstance(value, (bool, int, str)) and value == signature.parameters[name].default
@@ -94,9 +93,8 @@ class HeadParallel(GatheredWeights):
         shards = self._placed()
         return self.heads.splits_cache and shards.parts.num_processes("tensor") == shards.count
 
-    def _by_heads(self, given: Mapping[str, Any]) -> Any:
+    def _by_heads(self, given: dict[str, Any]) -> Any:
         shards, heads = self._placed(), self.heads
-        given = dict(given)
         tensors = [given.pop(name) for name in heads.inputs]
         # A tensor that is passed twice is copied to the shards once, and its gradients are summed once.
         distinct = {id(tensor): tensor for tensor in tensors}
@@ -132,7 +130,7 @@ class HeadParallel(GatheredWeights):
             made.append(shards.run_nested(index, attend, here))
         contexts = [each[0] for each in made]
         output = getattr(self, heads.out).call_with_pieces(SplitTensor(contexts, -2, shards))
-        # Where another process has the layer, all its shards are traced for their shapes.
+        # If another process has the layer, this one traces all shards for their shapes.
         return (output, made[0][1]) if len(made[0]) > 1 else output
 
     def _own_cache(self, cache: Any) -> Any:

@@ -8,7 +8,6 @@ the same.
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import logging
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -64,13 +63,13 @@ def heads_of(layer: Any, num_shards: int) -> Heads | None:
     return _known[key]
 
 
-#: What was tried, by what it depends on.
+#: The results of trials, by all that they depend on.
 _known: dict[Any, Heads | None] = {}
 
 
 def _is_apart(layer: Any, heads: Heads, num_shards: int, given: frozenset[str]) -> bool:
     """Returns True if each shard's heads, computed apart, are those of the whole layer, for random numbers."""
-    if not given <= set(inspect.signature(type(layer).call).parameters):
+    if not given <= set(signature_of(layer.__class__).parameters):
         return False
     # Each head is computed by the same ops. If it is rounded in another way, the layer is computed as a whole.
     precision = 3e-6 if keras.backend.standardize_dtype(layer.compute_dtype) == "float32" else 4e-3
@@ -112,7 +111,7 @@ class _Trial:
             self._arguments[MASK] = ops.convert_to_tensor(mask)
         if INDEX in given:
             self._arguments[INDEX] = index
-        if TRAINING in inspect.signature(type(layer).call).parameters:
+        if TRAINING in signature_of(layer.__class__).parameters:
             self._arguments[TRAINING] = training
         self._made = {name: self._normal(_ROWS, length, *_made_size(getattr(layer, name))) for name in heads.into}
         self._cache = None

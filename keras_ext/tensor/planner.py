@@ -14,11 +14,11 @@ import keras
 
 from keras_ext.expert.layer import MixtureOfExperts
 from keras_ext.tensor.activations import is_elementwise
-from keras_ext.tensor.attention_heads import Heads, head_dim, makes_heads
+from keras_ext.tensor.attention_heads import Heads, head_dims, makes_heads
 from keras_ext.tensor.channel_chains import end_of_chain, in_pieces_of_channels
 from keras_ext.tensor.custom_layers import held_twice, plain_type
 from keras_ext.tensor.cuts import Cuts, column_cuts, cuts_along, gathered_cuts, hidden_cuts, quantized_cuts, row_cuts
-from keras_ext.tensor.feed_forward_pairs import FeedForward, feed_forwards_in, hidden_dims
+from keras_ext.tensor.feed_forward_pairs import FeedForward, feed_forwards_in
 from keras_ext.tensor.graphs import followers_in, followers_inside, graphs_of, layers_of
 from keras_ext.tensor.head_trials import attentions_in
 from keras_ext.tensor.layout_plan import kinds_and_dims
@@ -82,9 +82,10 @@ def make_plan(
     dims: dict[int, int] = {}
     if isinstance(wanted, keras.distribution.LayoutMap):
         kinds, dims = kinds_and_dims(layers, wanted, num_shards)
-        kinds |= {path: "heads" for path, heads in attentions.items() if _cut_by_heads(layers[path], heads, dims)}
+        wanted_heads = {path: head_dims(layers[path], heads) for path, heads in attentions.items()}
+        kinds |= {path: "heads" for path, own in wanted_heads.items() if own.items() <= dims.items()}
         # There is no kind for an ``EinsumDense`` that is cut along a dim over which it sums, unless it ends a pair.
-        kinds |= {paths[id(pair.down)]: "row" for pair in pairs if _is_cut_by_pairs(pair, dims)}
+        kinds |= {paths[id(pair.down)]: "row" for pair in pairs if pair.dims.items() <= dims.items()}
     elif wanted is None:
         _choose(kinds, layers, followers, num_shards, attentions, pairs)
     else:
@@ -92,10 +93,10 @@ def make_plan(
     own_dims: dict[int, int] = {}
     attentions = {path: heads for path, heads in attentions.items() if kinds[path] == "heads"}
     for path, heads in attentions.items():
+        own_dims |= head_dims(layers[path], heads)
         for name in (*heads.into, heads.out):
             projection = getattr(layers[path], name)
             kinds[paths[id(projection)]] = _kind_of_projection(projection)
-            own_dims[id(projection._kernel)] = head_dim(projection) or 0
     for path, layer in layers.items():
         if kinds[path] not in (None, quantized_kind(layer)) and is_quantized(layer) and path not in attentions:
             possible = quantized_kind(layer)
@@ -112,9 +113,7 @@ def make_plan(
         if kinds[paths[id(pair.down)]] == "row" and all(kinds[each] == "column" for each in ups):
             between |= set(ups)
             recorded |= set() if pair.is_direct else set(ups)
-            for up in pair.up:
-                up_dim, down_dim = hidden_dims(up, pair.down) or (0, 0)
-                own_dims |= {id(up._kernel): up_dim, id(pair.down._kernel): down_dim}
+            own_dims |= pair.dims
     # Quantized layers gather their outputs, attention layers of other libraries add them up.
     whole = {path for path, layer in layers.items() if is_quantized(layer) or path in attentions}
     in_pieces = {path: None if path in whole else kind for path, kind in kinds.items()}
@@ -138,20 +137,6 @@ def make_plan(
         own = (path in passes, path in of_sequences - passes)
         choices[path] = Choice(path, layer, kind, *own, cuts.dims, cuts.reason, attentions.get(path), path in recorded)
     return Plan(choices, num_shards)
-
-
-def _cut_by_heads(layer: Any, heads: Heads, dims: Mapping[int, int]) -> bool:
-    """Returns True if all projections of an attention are to be cut along their heads."""
-    projections = [getattr(layer, name) for name in (*heads.into, heads.out)]
-    return all(dims.get(id(each._kernel)) == head_dim(each) for each in projections)
-
-
-def _is_cut_by_pairs(pair: FeedForward, dims: Mapping[int, int]) -> bool:
-    """Returns True if all kernels of a feed-forward part are to be cut along the hidden units."""
-    found = [(up, hidden_dims(up, pair.down)) for up in pair.up]
-    return all(
-        each is not None and (dims.get(id(up._kernel)), dims.get(id(pair.down._kernel))) == each for up, each in found
-    )
 
 
 def _kind_of_projection(layer: Any) -> str:

@@ -68,10 +68,16 @@ class QuantizedColumns(_Quantized):
         plain: Any = plain_class(self)
         if axis is None:
             return plain._int8_call(self, inputs, training=training)
-        shards, kernel, bias = self._placed(), adapted_weight(self), self.bias
-        weights, forward = self.int8_at_shards(training)
-        pieces = shards.run_each(forward, self.copies_of(inputs), *zip(*weights, strict=True))
-        y = shards.gather(pieces, axis, kernel.shape[kernel.dim])
+        return self.joined(self.pieces_by(*self.int8_at_shards(training), inputs), axis)
+
+    def pieces_by(self, weights: list[list[Any]], forward: Callable[..., Any], inputs: Any) -> list[Any]:
+        """Returns each owned shard's part of the output, given the shards' weights and the function of `at_shards`."""
+        return self._placed().run_each(forward, self.copies_of(inputs), *zip(*weights, strict=True))
+
+    def joined(self, pieces: list[Any], axis: int) -> Any:
+        """Returns the output: the shards' parts joined along `axis`, with what could not be applied to parts."""
+        kernel, bias = adapted_weight(self), self.bias
+        y = self._placed().gather(pieces, axis, kernel.shape[kernel.dim])
         y = y if bias is None or isinstance(bias, layer_api.SplitWeight) else self._plus_bias(y, bias)
         return y if self._is_apart() or self.activation is None else self.activation(y)
 

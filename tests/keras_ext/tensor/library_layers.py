@@ -56,7 +56,7 @@ class Attention(keras.Layer):
         groups = self.num_query_heads // self.num_key_value_heads
         key, value = (ops.repeat(each, groups, axis=2) for each in (key, value))
         scores = ops.einsum("bquh,bkuh->buqk", query * self.scale, key)
-        scores = self.changed(scores)
+        scores = self.changed(scores, bool(training))
         positions = ops.arange(ops.shape(key)[1])
         earlier = positions[None, :] <= positions[: ops.shape(x)[1], None] + (cache_update_index or 0)
         if attention_mask is not None:
@@ -65,7 +65,7 @@ class Attention(keras.Layer):
         y = self._out(ops.einsum("buqk,bkuh->bquh", scores, value))
         return y if cache is None else (y, cache)
 
-    def changed(self, scores: Any) -> Any:
+    def changed(self, scores: Any, training: bool) -> Any:
         """Returns scores, (batch, heads, queries, keys), as a subclass changes them."""
         return scores
 
@@ -73,21 +73,21 @@ class Attention(keras.Layer):
 class Slopes(Attention):
     """Adds a bias that depends on the number of a head, as ALiBi does."""
 
-    def changed(self, scores: Any) -> Any:
+    def changed(self, scores: Any, training: bool) -> Any:
         return scores + ops.reshape(0.5 ** ops.arange(1.0, scores.shape[1] + 1), (-1, 1, 1)) * ops.arange(0.0, LENGTH)
 
 
 class OverHeads(Attention):
     """Computes with the mean over all heads."""
 
-    def changed(self, scores: Any) -> Any:
+    def changed(self, scores: Any, training: bool) -> Any:
         return scores + ops.mean(scores, axis=1, keepdims=True)
 
 
 class Penalized(Attention):
     """Adds a loss, which each shard would add."""
 
-    def changed(self, scores: Any) -> Any:
+    def changed(self, scores: Any, training: bool) -> Any:
         self.add_loss(1e-3 * ops.mean(scores**2))
         return scores
 
@@ -99,7 +99,7 @@ class Counting(Attention):
         super().build(shape)
         self.largest = self.add_weight(shape=(), initializer="zeros", trainable=False, name="largest")
 
-    def changed(self, scores: Any) -> Any:
+    def changed(self, scores: Any, training: bool) -> Any:
         self.largest.assign(ops.maximum(self.largest, ops.max(scores)))
         return scores
 
@@ -111,7 +111,7 @@ class Borrowing(Attention):
         super().build(shape)
         self.held = Hidden(keras.Variable(np.ones(SIZE, "float32"), name="borrowed"))
 
-    def changed(self, scores: Any) -> Any:
+    def changed(self, scores: Any, training: bool) -> Any:
         return scores * ops.mean(self.held.value)
 
 
@@ -125,19 +125,8 @@ class Hidden:
 class InTraining(Attention):
     """Mixes heads in training only."""
 
-    def call(
-        self,
-        x: Any,
-        attention_mask: Any = None,
-        cache: Any = None,
-        cache_update_index: Any = None,
-        training: bool | None = None,
-    ) -> Any:
-        self.mixes = bool(training)
-        return super().call(x, attention_mask, cache, cache_update_index, training=training)
-
-    def changed(self, scores: Any) -> Any:
-        return scores + ops.mean(scores, axis=1, keepdims=True) if self.mixes else scores
+    def changed(self, scores: Any, training: bool) -> Any:
+        return scores + ops.mean(scores, axis=1, keepdims=True) if training else scores
 
 
 class FeedForward(keras.Layer):
@@ -171,7 +160,7 @@ class FeedForward(keras.Layer):
 BETWEEN: dict[str, Callable[[Any, Any], Any]] = {
     "gated": lambda layer, x: ops.silu(layer.gate(x)) * layer.up(x) * 0.5,
     "cast": lambda layer, x: ops.cast(ops.tanh(ops.cast(layer.gate(x), "float32")), "float32") + layer.up(x),
-    # What follows is not computed by pieces.
+    # The others are not computed by pieces.
     "softmax": lambda layer, x: ops.softmax(layer.gate(x)) * layer.up(x),
     "scaled": lambda layer, x: layer.gate(x) * layer.scale + layer.up(x),
     "listed": lambda layer, x: ops.multiply(layer.gate(x), [0.5] * 12) + layer.up(x),

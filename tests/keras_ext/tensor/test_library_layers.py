@@ -130,11 +130,12 @@ def test_arguments_that_were_not_tried_are_computed_as_a_whole() -> None:
 
 def test_a_mask_for_each_head_is_used_as_a_whole() -> None:
     class PerHead(library.Attention):
+        # Layers of Keras choose the arguments of their calls.
         def call(self, x: Any, attention_mask: Any = None) -> Any:  # type: ignore[override]
             self.bias = 0.0 if attention_mask is None or len(attention_mask.shape) == 3 else attention_mask
             return super().call(x)
 
-        def changed(self, scores: Any) -> Any:
+        def changed(self, scores: Any, training: bool) -> Any:
             return scores + self.bias
 
     layer, x = PerHead(name="layer"), keras.Input((library.LENGTH, library.UNITS))
