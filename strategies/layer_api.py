@@ -13,10 +13,10 @@ from strategies._keras_hooks.global_state import (
 )
 from strategies._keras_hooks.gradients import for_optimizer
 from strategies._keras_hooks.keras_versions import sort_layers
+from strategies._keras_hooks.microbatch_layers import warn_of_microbatch_layers
 from strategies._keras_hooks.new_variables import settled
 from strategies._keras_hooks.plain_classes import saved_as
 from strategies._keras_hooks.shapes import SYMBOLIC_ROWS, shapes_of
-from strategies._keras_hooks.synchronized_norms import warn_of_norms
 from strategies._keras_hooks.undrawn import UndrawnVariable, variables_undrawn, weights_left_in_files
 from strategies._keras_hooks.whole_updates import some_need_whole
 from strategies.batches.shares import in_microbatches, split_into
@@ -32,21 +32,20 @@ from strategies.replica.inputs_only import compute_from_inputs
 from strategies.replica.joinable import NeedsAllMicrobatchesError, joinable_microbatches
 from strategies.replica.joined_weights import joined_weight
 from strategies.replica.memory import gathered_bytes_per_device
+from strategies.replica.microbatch_terms import (
+    as_constant,
+    as_mean,
+    as_mean_over_rows,
+    as_weighed,
+    warn_of_mixed_microbatches,
+)
 from strategies.replica.owners import agree_on
 from strategies.replica.parts import ReplicaParts, current_parts
 from strategies.replica.recomputed import may_recompute, recomputed
 from strategies.replica.recording import refuse_gradients, unrecorded
 from strategies.replica.row_exchange import RowExchange, lie_on_replicas, num_replicas, row_exchange, sharded_rows
 from strategies.replica.row_lookups import sharded_lookup
-from strategies.replica.row_sums import (
-    as_constant,
-    as_mean,
-    as_mean_over_rows,
-    as_weighed,
-    sum_over_replicas,
-    sum_over_rows,
-    sum_over_rows_before,
-)
+from strategies.replica.row_sums import sum_over_replicas, sum_over_rows, sum_over_rows_before
 from strategies.replica.splitting import SplitWeight
 from strategies.replica.stage_messages import Description, GradientParcel, StageMessages, clock_offset
 from strategies.replica.stored_array import StoredArray
@@ -187,7 +186,8 @@ __all__ = [
     "values_follow",
     "values_of",
     "variables_undrawn",
-    "warn_of_norms",
+    "warn_of_microbatch_layers",
+    "warn_of_mixed_microbatches",
     "weights_left_in_files",
     "write_scalars",
     "write_together",

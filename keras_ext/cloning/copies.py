@@ -47,11 +47,14 @@ class Copies:
         self._made: dict[int, tuple[Any, Any]] = {}
         self._dims = dims or {}
         self._inside: set[int] = set()
-        self._attributes = Attributes(self._get_inner, self._dims, rows_of_experts, classes)
+        self._weights: set[int] = set()
+        self._attributes = Attributes(self._get_inner, self._dims, rows_of_experts, self._weights, classes)
 
     def expect(self, model: Any) -> None:
         """Registers a model whose layers are copied one by one: references between its layers are copied, too."""
-        self._inside.update(id(inner) for inner in model._flatten_layers())
+        for inner in model._flatten_layers():
+            self._inside.add(id(inner))
+            self._weights.update(id(variable) for variable in inner.variables)
 
     def get(self, layer: Any) -> Any:
         """Returns the copy of a layer, model or operation. The copy of one of Keras' own layers is not built.

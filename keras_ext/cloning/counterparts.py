@@ -24,7 +24,7 @@ class Counterparts(Attributes):
     """
 
     def __init__(self, old: Any, new: Any) -> None:
-        super().__init__(self.get, {}, ())
+        super().__init__(self.get, {}, (), ())
         for one, other in pairs(old, new):
             self._made[id(one)] = (one, other)
         weights = layer_api.joined(old.weights, only_split=True), layer_api.joined(new.weights, only_split=True)

@@ -45,6 +45,8 @@ class Attributes:
         make: returns the counterpart of a held layer; called each time a layer is found.
         dims: the dim along which a weight is to be cut into shards, by the weight's id.
         rows_of_experts: the ids of experts' weights, which are distributed over the mesh axis "expert".
+        weights: the ids of the weights of all layers, whose values are copied later. A variable that Keras does not
+            know to be a weight, as one in a list of a plain object or in a closure, gets its value at once.
         classes: the class of a layer's copy, if it is another one, by the layer's id.
     """
 
@@ -53,9 +55,11 @@ class Attributes:
         make: Make,
         dims: Mapping[int, int],
         rows_of_experts: Collection[int],
+        weights: Collection[int],
         classes: Mapping[int, Any] | None = None,
     ) -> None:
         self._make, self._dims, self._rows_of_experts, self._classes = make, dims, rows_of_experts, classes or {}
+        self._weights = weights
         # Holds the old objects as well, so that no other object gets their id.
         self._made: dict[int, tuple[Any, Any]] = {}
         self._looked_into: set[int] = set()
@@ -135,9 +139,12 @@ class Attributes:
         if id(value) in self._made:
             return self._made[id(value)][1]
         if isinstance(value, keras.Variable):
-            return self._new_variable(value, trainable=bool(value.trainable))
+            made = self._new_variable(value, trainable=bool(value.trainable))
+            return self._with_value(value, made)
         if isinstance(value, keras.random.SeedGenerator):
-            return self._once(value, lambda: keras.random.SeedGenerator(value._initial_seed, name=value.name))
+            made = self._once(value, lambda: keras.random.SeedGenerator(value._initial_seed, name=value.name))
+            self._with_value(value.state, made.state)
+            return made
         if isinstance(value, keras.metrics.Metric):
             return self._once(value, lambda: type(value).from_config(value.get_config()))
         if isinstance(value, keras.Optimizer):
@@ -161,6 +168,12 @@ class Attributes:
         if id(value) not in self._made:
             self._made[id(value)] = (value, make())
         return self._made[id(value)][1]
+
+    def _with_value(self, variable: Any, made: Any) -> Any:
+        """Returns the copy of a variable, with the variable's value if it is not a weight of a layer."""
+        if id(variable) not in self._weights:
+            layer_api.copy_value(variable, made)
+        return made
 
     def _add_weight(self, new: Any, weight: Any, *, trainable: bool) -> None:
         """Adds a weight to a layer's copy, a variable or a `SplitWeight`."""
@@ -263,13 +276,6 @@ class Attributes:
             self._made[id(value)] = (value, value)
             return value
         new.__dict__.update(made)
-        for name, held in vars(value).items():
-            # States of seed generators that layers hold are copied with the layers' weights.
-            if isinstance(held, keras.random.SeedGenerator) and made[name] is not held:
-                layer_api.copy_value(held.state, made[name].state)
-            # Keras does not know these variables to be weights of the layer, unless an attribute holds them, too.
-            if isinstance(held, keras.Variable) and made[name] is not held:
-                layer_api.copy_value(held, made[name])
         return new
 
     def _is_compiled_for_another(self, value: Any) -> bool:

@@ -156,6 +156,11 @@ class MixtureOfExperts(keras.Layer):
         makes = (self.load_balancing_loss, self.z_loss, self.router_bias, self.capacity_factor)
         return any(makes) or self._load_metric.value is not None
 
+    @property
+    def arguments_of_batch(self) -> tuple[str, ...]:
+        """The arguments, among those that are set, whose effect in training is computed from the global batch."""
+        return tuple(name for name in ("router_bias", "capacity_factor") if getattr(self, name))
+
     def build(self, input_shape: Sequence[Any]) -> None:
         """Creates the Keras layers that hold the weights, in the order in which files have them."""
         # Installs the Keras hooks, also without a strategy: saving as the plain form, and the refusal of unseeded

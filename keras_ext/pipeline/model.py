@@ -275,7 +275,7 @@ class PipelineModel(keras.Model):
     def make_train_function(self, force: bool = False) -> Any:
         """Creates Keras' train function, and warns of layers that see micro-batches instead of the whole batch."""
         if force or self.train_function is None:
-            layer_api.warn_of_norms(self)
+            layer_api.warn_of_microbatch_layers(self)
         return super().make_train_function(force)
 
     def check_batch(self, data: Any) -> None:

@@ -13,6 +13,7 @@ from keras import ops
 from keras_ext.pipeline.graph_nodes import Node, nodes_of
 from keras_ext.pipeline.partition import Partition
 from keras_ext.tensor.split_tensor import whole_tensor
+from strategies import layer_api
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,9 @@ class Stage:
                 # Collected now, because the next call of the same layer clears them.
                 added_losses += _taken(node.operation)
         # Each output is sent to another stage as one tensor, so split tensors are joined, wherever the cut is.
-        return [whole_tensor(values[id(tensor)]) for tensor in self.outputs]
+        outputs = [whole_tensor(values[id(tensor)]) for tensor in self.outputs]
+        layer_api.warn_of_mixed_microbatches(outputs, self.index)
+        return outputs
 
     def take_added_losses(self) -> list[Any]:
         """Returns the losses that layers have added since the last call, and clears them."""

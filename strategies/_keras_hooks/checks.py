@@ -16,8 +16,8 @@ import keras
 import tensorflow as tf
 
 from strategies._keras_hooks.global_state import global_state_kept
+from strategies._keras_hooks.microbatch_layers import layers_of_microbatches
 from strategies._keras_hooks.shapes import shapes_of
-from strategies._keras_hooks.synchronized_norms import norms_of_microbatches
 from strategies.batches import shares
 from strategies.batches.program_lines import line_of
 from strategies.batches.row_dependence import RowDependence
@@ -56,7 +56,8 @@ class KerasStrategy(MeshStrategy):
           load-balancing losses of most mixtures of experts: training takes the mean over replicas or micro-batches.
           Losses that are combined correctly, such as those of activity regularizers, are not findings;
         * in a pipeline of several micro-batches, ``BatchNormalization(synchronized=True)`` and
-          ``SpectralNormalization``, which normalize once per micro-batch.
+          ``SpectralNormalization``, which normalize once per micro-batch, and ``keras_ext.MixtureOfExperts`` with
+          ``capacity_factor`` or ``router_bias``, which are applied to each micro-batch.
 
         The check does not cover ``train_step``, loss functions and metrics, about which training warns, nor values that
         layers keep in variables. ``BatchNormalization`` without ``synchronized=True`` is not a finding: it is known to
@@ -110,7 +111,11 @@ class KerasStrategy(MeshStrategy):
             )
             for layer, line in mixing
         ]
-        return (*norms_of_microbatches(model), *found, *(Finding(_name_of(layer), difference, fix) for layer in layers))
+        return (
+            *layers_of_microbatches(model),
+            *found,
+            *(Finding(_name_of(layer), difference, fix) for layer in layers),
+        )
 
 
 def _name_of(layer: Any) -> str:

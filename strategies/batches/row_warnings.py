@@ -111,8 +111,16 @@ def warn_of(kind: Kind, subject: str, value: Any = None, dependence: RowDependen
         warn(f"{subject} is {_FAULTS[kind]}, {_DIFFERENCE}", _FIXES.get(kind, _FIX))
 
 
-def warn_of_mixed_rows(value: Any, dependence: RowDependence, subject: str) -> bool:
+def warn_of_mixed_rows(
+    value: Any, dependence: RowDependence, subject: str, texts: tuple[str, str] = (LOOKS_ACROSS, MIXING_FIX)
+) -> bool:
     """Warns once of tensors that should have one item per row, but depend on other rows as well.
+
+    Args:
+        value: a nest of tensors.
+        dependence: finds how they depend on rows.
+        subject: names them, at the beginning of a sentence.
+        texts: the rest of the sentence, without its full stop, and the remedy.
 
     Returns:
         True if any does.
@@ -123,7 +131,7 @@ def warn_of_mixed_rows(value: Any, dependence: RowDependence, subject: str) -> b
             found = True
             origin = dependence.origin(leaf, mixes_rows)
             if dependence.is_first_asked(origin):
-                warn(f"{subject} {LOOKS_ACROSS}", MIXING_FIX, line_of(origin))
+                warn(f"{subject} {texts[0]}", texts[1], line_of(origin))
     return found
 
 

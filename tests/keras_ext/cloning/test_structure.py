@@ -115,6 +115,47 @@ def test_what_layers_hold(copied: Any) -> None:
     assert (tangled.dropout.seed_generator.state.numpy() == drawn[1]).all()
 
 
+class Factors:
+    """An object with variables and generators that Keras does not track."""
+
+    def __init__(self) -> None:
+        self.one = keras.Variable(2.0, name="one")
+        self.more = [keras.Variable(3.0, name="two"), {"three": keras.Variable(np.full(6, 4.0, "float32"), name="3")}]
+        self.drawn = [keras.random.SeedGenerator(7)]
+
+
+class Secretive(keras.Layer):
+    """Holds variables where Keras does not find them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = L.Dense(6)
+        self.factors = Factors()
+        closed_over = keras.Variable(5.0, name="five")
+        self.compute: Any = lambda x: x * closed_over
+
+    def call(self, x: Any) -> Any:
+        two, three = self.factors.more[0], self.factors.more[1]["three"]  # type: ignore[index]
+        return self.compute(self.dense(x)) * self.factors.one + two * three
+
+
+@each_copy
+def test_variables_that_keras_does_not_track_keep_their_values(copied: Any) -> None:
+    keras.utils.set_random_seed(1)
+    secretive = Secretive()
+    model = keras.Sequential([keras.Input((6,)), L.Dense(6), secretive, L.Identity()])
+    secretive.factors.drawn[0].next()
+    copy = copied(model)
+    assert_like(copy, model, vectors())
+    [new] = [layer for layer in copy._flatten_layers() if isinstance(layer, Secretive)]
+    state, its = (each.factors.drawn[0].state for each in (secretive, new))
+    np.testing.assert_array_equal(state.numpy(), its.numpy())
+    # Its own: what is set in the model does not change the copy.
+    expected = np.asarray(copy(vectors()))
+    secretive.factors.one.assign(9.0)
+    np.testing.assert_array_equal(np.asarray(copy(vectors())), expected)
+
+
 class Compiled(keras.Layer):
     """Computes with a `tf.function` that only its constructor can make."""
 
