@@ -58,7 +58,8 @@ def _next(
     if share is None:
         return mark(tf.identity(seed), Kind.DRAWN) if shares.known_dependence() is not None else seed
     if share.num_replicas == 1 or share.draws_alike:
-        return seed
+        # Each micro-batch draws for itself, also of one replica.
+        return mark(tf.identity(seed), Kind.DRAWN) if shares.num_microbatches() > 1 and not share.draws_alike else seed
     if share.replica_id == 0 and share.constant_of_replica is None:
         return mark(tf.identity(seed), Kind.DRAWN)
     offset = share.value_on_replica(lambda replica: np.array([replica * _STRIDE % 2**31, 0], np.int64))
