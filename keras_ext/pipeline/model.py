@@ -310,7 +310,9 @@ class PipelineModel(keras.Model):
 
     def predict_step(self, data: Any) -> Any:
         """Runs Keras' predict step, with micro-batches that flow through the stages."""
-        with self._thread.flowing():
+        x, _, _ = keras.utils.unpack_x_y_sample_weight(data)
+        sizes = Microbatches.from_batch(x, self.num_microbatches).sizes
+        with self._thread.flowing(), layer_api.in_microbatches(data, sizes):
             return super().predict_step(data)
 
     def train_step(self, data: Any) -> Any:

@@ -135,7 +135,7 @@ class Secretive(keras.Layer):
         self.compute: Any = lambda x: x * closed_over
 
     def call(self, x: Any) -> Any:
-        two, three = self.factors.more[0], self.factors.more[1]["three"]  # type: ignore[index]
+        two, three = self.factors.more[0], self.factors.more[1]["three"]
         return self.compute(self.dense(x)) * self.factors.one + two * three
 
 

@@ -18,7 +18,7 @@ L = keras.layers
 ROWS = np.random.default_rng(0).normal(size=(8, 5, 6)).astype("float32")
 
 
-class Centered(L.Layer):
+class Centered(keras.Layer):
     """Subtracts the mean over rows."""
 
     def call(self, x: Any) -> Any:
