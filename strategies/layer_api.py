@@ -14,6 +14,7 @@ from strategies._keras_hooks.global_state import (
 from strategies._keras_hooks.gradients import for_optimizer
 from strategies._keras_hooks.keras_versions import sort_layers
 from strategies._keras_hooks.microbatch_layers import warn_of_microbatch_layers
+from strategies._keras_hooks.model_state import load_state, state_of_file
 from strategies._keras_hooks.new_variables import settled
 from strategies._keras_hooks.plain_classes import saved_as
 from strategies._keras_hooks.shapes import SYMBOLIC_ROWS, shapes_of
@@ -52,7 +53,18 @@ from strategies.replica.stored_array import StoredArray
 from strategies.replica.weight_identity import note_copy
 from strategies.replica.whole_weights import joined
 from strategies.saving.restoring import state_of
-from strategies.saving.together import from_all_ranks, texts_of_ranks, values_of, write_together
+from strategies.saving.sharded_files import read_sharded_index
+from strategies.saving.sharded_save import ShardedSaves
+from strategies.saving.sharded_tensor import damaged_tensors, sharded_tensors
+from strategies.saving.tensor_parts import shape_and_dtype
+from strategies.saving.together import (
+    from_all_ranks,
+    rank_of,
+    texts_of_job,
+    texts_of_ranks,
+    values_of,
+    write_together,
+)
 from strategies.saving.unread_files import Differences
 from strategies.topology.rank_end import PREEMPTED
 
@@ -125,6 +137,7 @@ __all__ = [
     "NeedsAllMicrobatchesError",
     "ReplicaParts",
     "RowExchange",
+    "ShardedSaves",
     "SplitWeight",
     "StageMessages",
     "StoredArray",
@@ -140,6 +153,7 @@ __all__ = [
     "compute_from_inputs",
     "computed_now",
     "copy_value",
+    "damaged_tensors",
     "draw_values",
     "drawn_for_now",
     "for_optimizer",
@@ -157,10 +171,13 @@ __all__ = [
     "joined",
     "joined_weight",
     "lie_on_replicas",
+    "load_state",
     "may_recompute",
     "name_counters",
     "note_copy",
     "num_replicas",
+    "rank_of",
+    "read_sharded_index",
     "recomputed",
     "refuse_gradients",
     "replica_parts",
@@ -169,17 +186,21 @@ __all__ = [
     "save_before_end",
     "saved_as",
     "settled",
+    "shape_and_dtype",
     "shapes_of",
     "sharded_lookup",
     "sharded_rows",
+    "sharded_tensors",
     "sharing_of",
     "some_need_whole",
     "sort_layers",
     "split_into",
     "state_of",
+    "state_of_file",
     "sum_over_replicas",
     "sum_over_rows",
     "sum_over_rows_before",
+    "texts_of_job",
     "texts_of_ranks",
     "traced",
     "unrecorded",

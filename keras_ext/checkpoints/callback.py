@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import keras
 import numpy as np
 
 import strategies
-from keras_ext.checkpoints import adapters
+from keras_ext.checkpoints import adapters, sharded
 from keras_ext.checkpoints.files import CheckpointFiles, load_weights
 from strategies import layer_api
 
@@ -65,7 +66,9 @@ class Checkpoints(keras.callbacks.Callback):
         model.fit(..., initial_epoch=at.epoch, epochs=10, callbacks=[checkpoints])
 
     It has to be the last callback, after those that add to the logs. With several processes rank 0 reads and writes,
-    and all take part.
+    and all take part. With `sharded`, each process writes its part into a file of its own, in the format of
+    safetensors, beside an index with shapes and checksums, and reads its part from all of them; the folder is one that
+    all processes share. Both kinds have full shapes, and a run may go on from either.
 
     Args:
         folder: the folder of the checkpoints; made if it does not exist.
@@ -74,6 +77,10 @@ class Checkpoints(keras.callbacks.Callback):
             only at its end. Checkpoints are saved between executions of several steps (``steps_per_execution``), but
             not before the last execution.
         num_kept: the number of checkpoints to keep. An older one is used if the last cannot be read.
+        sharded: True to have each process write its part of the model and the optimizer.
+        background: True, with `sharded`, to train on while files are written. They have what the step had: each process
+            first copies its part, to which the memory of one such copy is lent until it is written. A save waits for
+            the one before; errors are raised there, or at the end of training.
 
     Example:
 
@@ -85,13 +92,25 @@ class Checkpoints(keras.callbacks.Callback):
         model.fit(x, y, batch_size=2, initial_epoch=position.epoch, epochs=2, callbacks=[checkpoints])
 
     Raises:
-        ValueError: an argument out of range.
+        ValueError: an argument out of range, or `background` without `sharded`.
     """
 
     def __init__(
-        self, folder: str | Path, steps_per_epoch: int, *, every_steps: int | None = None, num_kept: int = 2
+        self,
+        folder: str | Path,
+        steps_per_epoch: int,
+        *,
+        every_steps: int | None = None,
+        num_kept: int = 2,
+        sharded: bool = False,
+        background: bool = False,
     ) -> None:
         super().__init__()
+        if background and not sharded:
+            raise ValueError(
+                "Only sharded checkpoints are written in the background: pass sharded=True as well. Received: "
+                "background=True, sharded=False."
+            )
         for name, value in (("steps_per_epoch", steps_per_epoch), ("every_steps", every_steps), ("num_kept", num_kept)):
             if value is not None and (not isinstance(value, int) or value < 1):
                 raise ValueError(f"{name} must be a whole number from 1. Received: {name}={value!r}.")
@@ -99,6 +118,7 @@ class Checkpoints(keras.callbacks.Callback):
         self._every_steps = every_steps
         self._files = CheckpointFiles(Path(folder), num_kept)
         self._origin = str(folder)
+        self._saves = layer_api.ShardedSaves(background) if sharded else None
         #: The logs of all finished epochs, by name, including restored ones.
         self.history: dict[str, list[float]] = {}
         self._position = TrainingPosition()
@@ -113,11 +133,7 @@ class Checkpoints(keras.callbacks.Callback):
             ValueError: the checkpoint belongs to another model or optimizer, or has epochs of another length; or none
                 of the existing checkpoints can be read.
         """
-
-        def load() -> str:
-            return json.dumps(self._load(model))
-
-        state = json.loads(strategies.load_on_all(model.distribute_strategy, load, layer_api.state_of(model)))
+        state = self._load_on_all(model)
         self.history = state.get("history", {})
         self._unfinished = state.get("metrics", [])
         self._position = TrainingPosition(state.get("epoch", 0), state.get("step", 0))
@@ -129,6 +145,8 @@ class Checkpoints(keras.callbacks.Callback):
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Unregisters the saver: SIGTERM ends the process at once again; a SIGTERM since the last epoch ends it now."""
+        if self._saves is not None:
+            self._saves.wait(self.model)
         layer_api.save_before_end(self.model, None)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
@@ -177,6 +195,8 @@ class Checkpoints(keras.callbacks.Callback):
             # Only the epoch's validation is left; the processes end after its checkpoint.
             return
         self._save(TrainingPosition(self._position.epoch, done))
+        if self._saves is not None:
+            self._saves.wait(self.model)
         if getattr(self.model.distribute_strategy, "is_chief", True):
             _logger.warning(
                 "Preempted: saved after step %d of epoch %d; run the same command to resume.",
@@ -215,8 +235,19 @@ class Checkpoints(keras.callbacks.Callback):
     def _save(self, position: TrainingPosition) -> None:
         model = self.model
         state = self._state_at(position)
-        of_adapters = layer_api.values_of(model, adapters.adapters_in(model))
         name = f"step-{position.epoch * self._steps_per_epoch + position.step:09d}"
+        if self._saves is not None:
+            # The logs go on while the files are written.
+            state = {**state, "sharded": True, "history": {key: list(own) for key, own in self.history.items()}}
+            self._saves.save(
+                model,
+                self._files.shards(name),
+                lambda: sharded.tensors_to_save(model),
+                lambda: self._files.begin_shards(name),
+                lambda: self._files.finish(name, state),
+            )
+            return
+        of_adapters = layer_api.values_of(model, adapters.adapters_in(model))
         # Without a strategy, or with one that has no `is_chief`, the job is taken for a single process.
         writes = getattr(model.distribute_strategy, "is_chief", True)
 
@@ -231,35 +262,64 @@ class Checkpoints(keras.callbacks.Callback):
 
         layer_api.write_together(model, write)
 
-    def _load(self, model: keras.Model) -> dict[str, Any]:
-        found = self._files.names()
+    def _load_on_all(self, model: keras.Model) -> dict[str, Any]:
+        """Loads the newest checkpoint that can be read; returns its state, or {} if there is none. All call it.
+
+        Rank 0 chooses: its disk may be the only one that has whole files.
+        """
+        variables = layer_api.state_of(model)
+        found: list[str] = json.loads(layer_api.texts_of_job(model, json.dumps(self._files.names()))[0])
         for name in found:
-            path = self._files.state(name)
-            try:
-                state = self._files.read(name, self._steps_per_epoch)
-                load_weights(model, self._files.weights(name))
-                adapters.read(self._files.adapters(name), model)
-            except (OSError, json.JSONDecodeError) as error:
-                _logger.warning("%s cannot be read (%s); an older checkpoint is looked for.", path, error)
-                continue
-            seeds = seeds_of(model)
-            if len(seeds) == len(state["seeds"]):
-                for variable, value in zip(seeds, state["seeds"], strict=True):
-                    variable.assign(np.asarray(value, variable.dtype))
+            path, problem = self._files.state(name), ""
+            state = json.loads(layer_api.texts_of_job(model, self._files.read_as_text(name, self._steps_per_epoch))[0])
+            if "refused" in state:
+                raise ValueError(state["refused"])
+            if "unreadable" in state:
+                problem = state["unreadable"]
+            elif state.get("sharded"):
+                try:
+                    sharded.load(model, self._files.shards(name))
+                except sharded.DamagedError as error:
+                    problem = str(error)
+                else:
+                    _set_seeds(model, state, path)
             else:
-                _logger.warning(
-                    "%s has %d random seeds, the model %d, as under another mesh: these seeds are not restored.",
-                    path,
-                    len(state["seeds"]),
-                    len(seeds),
-                )
-            return state
+                load = functools.partial(self._load_whole, model, name, state)
+                problem = strategies.load_on_all(model.distribute_strategy, load, variables)
+            if not problem:
+                return state
+            _logger.warning("%s cannot be read (%s); an older checkpoint is looked for.", path, problem)
         if found:
             raise ValueError(
                 f"None of the {len(found)} checkpoints in {self._files.folder} can be read. "
                 "Restore them from a copy, or delete the folder to start over."
             )
         return {}
+
+    def _load_whole(self, model: keras.Model, name: str, state: Mapping[str, Any]) -> str:
+        """Loads the files of a checkpoint, on rank 0; returns the error of files that cannot be read, or ""."""
+        try:
+            load_weights(model, self._files.weights(name))
+            adapters.read(self._files.adapters(name), model)
+        except OSError as error:
+            return f"{error}" or type(error).__name__
+        _set_seeds(model, state, self._files.state(name))
+        return ""
+
+
+def _set_seeds(model: keras.Model, state: Mapping[str, Any], path: Path) -> None:
+    seeds = seeds_of(model)
+    if len(seeds) != len(state["seeds"]):
+        _logger.warning(
+            "%s has %d random seeds, the model %d, as under another mesh: these seeds are not restored.",
+            path,
+            len(state["seeds"]),
+            len(seeds),
+        )
+        return
+    for variable, value in zip(seeds, state["seeds"], strict=True):
+        # Other processes may own it: each one that does takes the value.
+        variable.assign(layer_api.StoredArray(np.asarray(value, variable.dtype)))
 
 
 def seeds_of(model: keras.Model) -> list[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import keras
@@ -61,6 +62,14 @@ class Commits(Checkpoints):
         # Copies, as the values of some variables are views.
         values = [np.array(value) for value in layer_api.values_of(model, _kept(model))]
         self._state.commit({"state": state, "values": values})
+
+    def _load_on_all(self, model: keras.Model) -> dict[str, Any]:
+        def load() -> str:
+            return json.dumps(self._load(model))
+
+        text = strategies.load_on_all(model.distribute_strategy, load, layer_api.state_of(model))
+        state: dict[str, Any] = json.loads(text)
+        return state
 
     def _load(self, model: keras.Model) -> dict[str, Any]:
         if self._state.value is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +38,10 @@ class CheckpointFiles:
         """Returns the path of a checkpoint's LoRA adapters, if its model has any."""
         return self.folder / f"{name}.adapters.npz"
 
+    def shards(self, name: str) -> Path:
+        """Returns the path of the folder of a sharded checkpoint's files."""
+        return self.folder / f"{name}.sharded"
+
     def state(self, name: str) -> Path:
         """Returns the path of a checkpoint's mark, which holds its state."""
         return self.folder / f"{name}.json"
@@ -51,6 +56,13 @@ class CheckpointFiles:
         # A mark of an earlier run would make unfinished weights count as a checkpoint.
         self.state(name).unlink(missing_ok=True)
 
+    def begin_shards(self, name: str) -> None:
+        """Prepares an empty folder for the files of a sharded checkpoint."""
+        self.begin(name)
+        if self.shards(name).exists():
+            shutil.rmtree(self.shards(name))
+        self.shards(name).mkdir()
+
     def finish(self, name: str, state: dict[str, Any]) -> None:
         """Writes the mark of a checkpoint whose weights are written, and deletes checkpoints that are not kept."""
         with atomic_file(self.state(name)) as file:
@@ -58,7 +70,11 @@ class CheckpointFiles:
         # Checkpoints with later names are from another run, or cannot be read.
         kept = [each for each in self.names() if each <= name][: self.num_kept]
         for path in self.folder.glob("step-*"):
-            if path.name.split(".")[0] not in kept:
+            if path.name.split(".")[0] in kept:
+                continue
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
                 path.unlink(missing_ok=True)
 
     def read(self, name: str, steps_per_epoch: int) -> dict[str, Any]:
@@ -77,6 +93,15 @@ class CheckpointFiles:
                 "Continue with the same data and batch size, or start over in another folder."
             )
         return state
+
+    def read_as_text(self, name: str, steps_per_epoch: int) -> str:
+        """Returns the state of a checkpoint as JSON, or what is wrong: as "refused", or as "unreadable"."""
+        try:
+            return json.dumps(self.read(name, steps_per_epoch))
+        except (OSError, json.JSONDecodeError) as error:
+            return json.dumps({"unreadable": str(error)})
+        except ValueError as error:
+            return json.dumps({"refused": str(error)})
 
 
 def load_weights(model: keras.Model, path: Path) -> None:

@@ -57,6 +57,21 @@ def from_all_ranks(model: Any, text: str, *, of_optimizer: bool = False) -> list
     return gather_texts(text, engine.process_group) if is_shared else [text]
 
 
+def texts_of_job(model: Any, text: str) -> list[str]:
+    """Returns the texts of all processes of a model's job, by rank; only `text` if there is one. All call it."""
+    engine = engine_of_processes(getattr(model, "distribute_strategy", None))
+    if engine is None:
+        return [text]
+    with explained(engine.member):
+        return gather_texts(text, engine.process_group)
+
+
+def rank_of(model: Any) -> tuple[int, int]:
+    """Returns this process' rank in a model's job, and the number of processes."""
+    engine = engine_of_processes(getattr(model, "distribute_strategy", None))
+    return (0, 1) if engine is None else (engine.process_group.rank, engine.num_processes)
+
+
 def texts_of_ranks(text: str) -> list[str]:
     """Returns the texts of all processes of the current scope's strategy, by rank; only `text` if there is one.
 

@@ -1,0 +1,94 @@
+"""Checkpoints that each rank writes and reads its part of: which tensors they have, and how a model takes them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from keras_ext.checkpoints import adapters
+from strategies import layer_api
+
+_ADAPTERS = "adapters/"
+#: The number of tensors that an error names.
+_NAMED = 20
+
+
+def tensors_to_save(model: Any) -> dict[str, Any]:
+    """Returns all tensors of a model and its optimizer by name: variables, split weights or arrays, which are not read.
+
+    Names are those of datasets in Keras' ``*.weights.h5``, and "adapters/0" and so on for LoRA adapters.
+    """
+    own = {f"{_ADAPTERS}{i}": each for i, each in enumerate(adapters.adapters_in(model))}
+    with adapters.kernels_apart(model):
+        return {**layer_api.state_of_file(model), **own}
+
+
+def load(model: Any, folder: Path) -> None:
+    """Loads a checkpoint into a built model; each process reads its parts. Nothing is set if the tensors do not fit.
+
+    All processes call it; they raise errors together.
+
+    Args:
+        model: a model whose optimizer is built.
+        folder: the folder of the files.
+
+    Raises:
+        DamagedError: files cannot be read, or their bytes are not those that were written; with the tensors' names.
+        ValueError: the checkpoint is of another model or optimizer; with the names of all tensors that differ.
+    """
+    with _together(model, DamagedError):
+        index = layer_api.read_sharded_index(folder)
+        rank, num_ranks = layer_api.rank_of(model)
+        files = sorted({part.file for tensor in index.values() for part in tensor.parts})
+        lines = layer_api.damaged_tensors(folder, index, set(files[rank::num_ranks]).__contains__)
+        if lines:
+            raise DamagedError(_listed(lines))
+    with _together(model, ValueError):
+        lines = _differences(tensors_to_save(model), index)
+        if lines:
+            raise ValueError(f"{folder} is of another model or optimizer. Received:\n{_listed(lines)}")
+        tensors = layer_api.sharded_tensors(folder, index)
+        with adapters.kernels_apart(model):
+            layer_api.load_state(model, {name: each for name, each in tensors.items() if _is_file_s(name)})
+        for i, adapter in enumerate(adapters.adapters_in(model)):
+            adapter.assign(layer_api.StoredArray(tensors[f"{_ADAPTERS}{i}"]))
+
+
+class DamagedError(ValueError):
+    """The files of a checkpoint cannot be read, or are damaged."""
+
+
+@contextlib.contextmanager
+def _together(model: Any, kind: type[ValueError]) -> Iterator[None]:
+    """Context manager: an error of one process becomes one of all processes, of this kind."""
+    text, caught = "", None
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        text, caught = str(error) or type(error).__name__, error
+    texts = dict.fromkeys(each for each in layer_api.texts_of_job(model, text) if each)
+    if texts:
+        raise kind("\n".join(texts)) from caught
+
+
+def _is_file_s(name: str) -> bool:
+    return not name.startswith(_ADAPTERS)
+
+
+def _differences(values: Mapping[str, Any], index: Mapping[str, Any]) -> list[str]:
+    shapes = {name: layer_api.shape_and_dtype(value)[0] for name, value in values.items()}
+    lines = [f"missing: {name}, shape {shape}" for name, shape in shapes.items() if name not in index]
+    lines += [f"extra: {name}, shape {tensor.shape}" for name, tensor in index.items() if name not in shapes]
+    lines += [
+        f"misshapen: {name}, shape {shape}, in the checkpoint {index[name].shape}"
+        for name, shape in shapes.items()
+        if name in index and index[name].shape != shape
+    ]
+    return lines
+
+
+def _listed(lines: list[str]) -> str:
+    more = len(lines) - _NAMED
+    return "\n".join([*lines[:_NAMED], *([f"and {more} more"] if more > 0 else [])])

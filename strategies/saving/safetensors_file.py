@@ -1,0 +1,147 @@
+"""Writes and reads files in the format of safetensors: a header of JSON, then the bytes of the tensors.
+
+The package ``safetensors`` takes the bytes of all tensors as one more copy of them. Here they are written from the
+arrays that exist, and a file is read part by part.
+
+Source: the format's description, https://github.com/huggingface/safetensors#format. Tested against the package in
+``tests/strategies/saving/test_safetensors_file.py``.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import zlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+#: The format's names of dtypes, by NumPy's.
+NAMES = {"bool": "BOOL", "bfloat16": "BF16", "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2", "complex64": "C64"}
+NAMES |= {f"float{bits}": f"F{bits}" for bits in (16, 32, 64)}
+NAMES |= {f"{name}{bits}": f"{kind}{bits}" for kind, name in (("I", "int"), ("U", "uint")) for bits in (8, 16, 32, 64)}
+
+# Enough to make calls negligible; the checksum of a piece is computed while it is in the processor's cache.
+_CHUNK_BYTES = 2**20
+
+
+def write(path: Path, arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> dict[str, int]:
+    """Writes arrays to a new file, whose bytes are on the disk when this returns.
+
+    Args:
+        path: the file.
+        arrays: C-contiguous arrays, by name.
+        metadata: texts for the header.
+
+    Returns:
+        The CRC-32 checksum of each array's bytes.
+
+    Raises:
+        OSError: the file cannot be written, as on a full disk.
+        ValueError: the format has no such dtype.
+    """
+    header: dict[str, Any] = {"__metadata__": dict(metadata)}
+    offset = 0
+    for name, array in arrays.items():
+        dtype = NAMES.get(array.dtype.name)
+        if dtype is None:
+            raise ValueError(
+                f"A sharded checkpoint has tensors of the dtypes of the format safetensors, {', '.join(NAMES)}. "
+                f"Received: {name!r} of dtype {array.dtype.name}. Save whole files instead: sharded=False."
+            )
+        header[name] = {"dtype": dtype, "shape": list(array.shape), "data_offsets": [offset, offset + array.nbytes]}
+        offset += array.nbytes
+    text = json.dumps(header, separators=(",", ":")).encode()
+    # The data begin at a multiple of 8 bytes, as the format demands.
+    text += b" " * (-len(text) % 8)
+    checksums = {}
+    with path.open("wb", buffering=0) as file:
+        _write_all(file, memoryview(len(text).to_bytes(8, "little") + text))
+        for name, array in arrays.items():
+            checksums[name] = 0
+            for piece in _pieces(array):
+                checksums[name] = zlib.crc32(piece, checksums[name])
+                _write_all(file, piece)
+        os.fsync(file.fileno())
+    return checksums
+
+
+def _write_all(file: Any, data: memoryview) -> None:
+    """Writes all bytes: one call of an unbuffered file may write only the first of them."""
+    while data:
+        data = data[file.write(data) :]
+
+
+def _pieces(array: np.ndarray) -> Iterator[memoryview]:
+    # As bytes: memoryviews do not know dtypes such as bfloat16.
+    data = memoryview(array.reshape(-1).view(np.uint8))
+    for begin in range(0, len(data), _CHUNK_BYTES):
+        yield data[begin : begin + _CHUNK_BYTES]
+
+
+class SafetensorsReader:
+    """Reads tensors of a file, or ranges of their elements.
+
+    Args:
+        path: the file.
+
+    Raises:
+        ValueError: the file is not a whole file of this format.
+        OSError: it cannot be read.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        size = path.stat().st_size
+        try:
+            with path.open("rb") as file:
+                self._begin = 8 + int.from_bytes(file.read(8), "little")
+                header = json.loads(file.read(min(self._begin - 8, size)))
+            self.metadata: dict[str, str] = header.pop("__metadata__", {})
+            dtypes = {theirs: name for name, theirs in NAMES.items()}
+            #: The dtype, the shape and the offsets of the first and after the last byte of each tensor, by name.
+            self.tensors = {
+                name: (np.dtype(dtypes[entry["dtype"]]), tuple(entry["shape"]), *entry["data_offsets"])
+                for name, entry in header.items()
+            }
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"The header of {path} is damaged: {type(error).__name__}: {error}.") from error
+        end = max((each[3] for each in self.tensors.values()), default=0) + self._begin
+        if end != size:
+            raise ValueError(f"{path} is to have {end} bytes by its header. Received: a file of {size} bytes.")
+
+    def read(self, name: str, begin: int, end: int) -> np.ndarray:
+        """Returns the flattened elements `begin` to `end` of a tensor."""
+        dtype, shape, first, _ = self._entry(name)
+        if not 0 <= begin <= end <= math.prod(shape):
+            raise ValueError(f"{self.path}: {name!r} has shape {shape}. Received: elements {begin} to {end}.")
+        with self.path.open("rb", buffering=0) as file:
+            file.seek(self._begin + first + begin * dtype.itemsize)
+            data = bytearray((end - begin) * dtype.itemsize)
+            _read_all(file, memoryview(data))
+        return np.frombuffer(data, np.uint8).view(dtype)
+
+    def checksum(self, name: str) -> int:
+        """Returns the CRC-32 checksum of a tensor's bytes."""
+        dtype, shape, _, _ = self._entry(name)
+        step, found = max(1, _CHUNK_BYTES // dtype.itemsize), 0
+        for begin in range(0, math.prod(shape), step):
+            piece = self.read(name, begin, min(begin + step, math.prod(shape)))
+            found = zlib.crc32(memoryview(piece.view(np.uint8)), found)
+        return found
+
+    def _entry(self, name: str) -> tuple[np.dtype[Any], tuple[int, ...], int, int]:
+        if name not in self.tensors:
+            raise ValueError(f"{self.path} has no tensor {name!r}: the file is damaged, or another one.")
+        return self.tensors[name]
+
+
+def _read_all(file: Any, into: memoryview) -> None:
+    while into:
+        count = file.readinto(into)
+        if not count:
+            raise OSError(f"{file.name} ends before its tensors do.")
+        into = into[count:]

@@ -1,0 +1,144 @@
+"""Cuts the tensors of a model into parts, each of which one process writes.
+
+A part is a range of the elements of a variable that holds a box of a tensor, or a range of one. All processes make the
+same list, without a message: each knows who owns every variable. A variable of several owners is written by the one
+that has the fewest bytes so far, and a large one by all of them, a range each.
+
+Its contract is tested in ``tests/strategies/saving/test_tensor_parts.py``, and with several processes in
+``tests/strategies/processes/sharded_checkpoints.py``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from strategies.replica.deferred import is_remote
+from strategies.replica.fetching import local_value
+from strategies.replica.owners import owners_of
+from strategies.replica.splitting import SplitWeight, sharded_weight
+from strategies.replica.whole_of_slices import WholeOfSlices
+from strategies.sharding.variables import bounds
+
+#: Variables of more bytes are written by all their owners together.
+SHARED_BYTES = 4 * 2**20
+
+
+@dataclasses.dataclass(frozen=True)
+class Piece:
+    """A range of elements of a variable, and its place in a tensor.
+
+    Attributes:
+        name: the name of the tensor.
+        value: the variable, or an array that every process has.
+        starts: where the box begins in the tensor, along each dim.
+        shape: the shape of the box.
+        begin: the first of the box's flattened elements.
+        end: the element after the last one.
+        offset: the position of the first element in the variable.
+        rank: the process that writes the piece.
+    """
+
+    name: str
+    value: Any
+    starts: tuple[int, ...]
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+    offset: int = 0
+    rank: int = 0
+
+    def numpy(self) -> np.ndarray:
+        """Returns a copy of the elements, as the box if they are all of it, else flat. The writer calls it."""
+        value = local_value(self.value) if hasattr(self.value, "assign") else tf.convert_to_tensor(self.value)
+        count = self.end - self.begin
+        flat = np.asarray(value).reshape(-1)[self.offset : self.offset + count]
+        # A copy: the variable's memory changes with the next step.
+        return np.array(flat.reshape(self.shape) if count == math.prod(self.shape) else flat, order="C")
+
+
+def shape_and_dtype(value: Any) -> tuple[tuple[int, ...], str]:
+    """Returns the shape of a tensor to be saved, and Keras' name of its dtype."""
+    if hasattr(value, "shape") and hasattr(value, "dtype"):
+        return tuple(map(int, value.shape)), str(getattr(value.dtype, "name", value.dtype))
+    array = np.asarray(value)
+    return array.shape, array.dtype.name
+
+
+def pieces(values: Mapping[str, Any], num_processes: int) -> list[Piece]:
+    """Returns the pieces of all tensors, with the processes that write them. The same on all processes.
+
+    Args:
+        values: Keras variables, split weights, or arrays that all processes have, by name.
+        num_processes: the number of the job's processes.
+    """
+    found: list[Piece] = []
+    load = [0] * num_processes
+    for name, value in values.items():
+        for piece in _of(name, value):
+            owners = list(owners_of(piece.value) if hasattr(piece.value, "assign") else ()) or range(num_processes)
+            count, item_bytes = piece.end - piece.begin, _item_bytes(piece.value)
+            if count * item_bytes > SHARED_BYTES and len(owners) > 1:
+                split = zip(owners, bounds(count, len(owners)), strict=True)
+            else:
+                split = zip([min(owners, key=lambda rank: load[rank])], [(0, count)], strict=True)
+            for rank, (first, last) in split:
+                load[rank] += (last - first) * item_bytes
+                found.append(
+                    dataclasses.replace(
+                        piece, begin=piece.begin + first, end=piece.begin + last, offset=first, rank=rank
+                    )
+                )
+    return found
+
+
+def _item_bytes(value: Any) -> int:
+    return int(tf.as_dtype(shape_and_dtype(value)[1]).size)
+
+
+def _of(name: str, value: Any) -> Iterator[Piece]:
+    """Yields a piece for each variable of a tensor, its shards or itself."""
+    value = (sharded_weight(value) if hasattr(value, "__dict__") else None) or value
+    shape, _ = shape_and_dtype(value)
+    if not isinstance(value, SplitWeight):
+        yield Piece(name, value, (0,) * len(shape), shape, 0, math.prod(shape))
+        return
+    if isinstance(value, WholeOfSlices):
+        yield from _slices(name, value, (0,) * len(shape))
+        return
+    for shard, begin in zip(value.shards, [0, *itertools.accumulate(value.sizes)], strict=False):
+        starts = tuple(begin if dim == value.dim else 0 for dim in range(value.ndim))
+        shard = sharded_weight(shard) or shard
+        if isinstance(shard, WholeOfSlices):
+            yield from _slices(name, shard, starts)
+        else:
+            shape = tuple(map(int, shard.shape))
+            yield Piece(name, shard, starts, shape, 0, math.prod(shape))
+
+
+def _slices(name: str, weight: WholeOfSlices, starts: Sequence[int]) -> Iterator[Piece]:
+    for index, shard in enumerate(weight.shards):
+        begin, end = weight.range_of(index)
+        yield Piece(name, shard, tuple(starts), tuple(weight.shape), begin, end)
+
+
+def own_arrays(parts: Sequence[Piece], rank: int) -> dict[int, np.ndarray]:
+    """Returns copies of the elements that one process writes, by the positions of their pieces.
+
+    Raises:
+        ValueError: the process does not own a variable that it is to write.
+    """
+    found = {}
+    for position, piece in enumerate(parts):
+        if piece.rank != rank:
+            continue
+        if hasattr(piece.value, "assign") and is_remote(piece.value):
+            raise ValueError(f"Rank {rank} does not own {piece.name!r}, which it is to write.")
+        found[position] = piece.numpy()
+    return found
