@@ -23,6 +23,7 @@ from strategies.replica.deferred import is_remote
 from strategies.replica.fetching import local_value
 from strategies.replica.owners import owners_of
 from strategies.replica.splitting import SplitWeight, sharded_weight
+from strategies.replica.stored_array import StoredArray
 from strategies.replica.whole_of_slices import WholeOfSlices
 from strategies.sharding.variables import bounds
 
@@ -56,9 +57,12 @@ class Piece:
 
     def numpy(self) -> np.ndarray:
         """Returns a copy of the elements, as the box if they are all of it, else flat. The writer calls it."""
-        value = local_value(self.value) if hasattr(self.value, "assign") else tf.convert_to_tensor(self.value)
         count = self.end - self.begin
-        flat = np.asarray(value).reshape(-1)[self.offset : self.offset + count]
+        if isinstance(self.value, StoredArray):
+            flat = self.value.flat(self.offset, self.offset + count)
+        else:
+            value = local_value(self.value) if hasattr(self.value, "assign") else self.value
+            flat = np.asarray(value).reshape(-1)[self.offset : self.offset + count]
         # A copy: the variable's memory changes with the next step.
         return np.array(flat.reshape(self.shape) if count == math.prod(self.shape) else flat, order="C")
 

@@ -1,0 +1,131 @@
+"""Opens files of weights: their tensors by name, which are read when they are used."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import tensorflow as tf
+
+from strategies.replica.stored_array import Box
+from strategies.saving.file_contents import DatasetOfFile, datasets_of
+from strategies.saving.safetensors_file import SafetensorsReader
+from strategies.saving.sharded_files import INDEX, read_sharded_index
+from strategies.saving.sharded_index import Part, Tensor
+from strategies.saving.sharded_tensor import ShardedTensor, damaged_tensors, sharded_tensors
+
+KINDS = (
+    "a folder of keras_ext.Checkpoints(sharded=True) or of one of its checkpoints, *.weights.h5, *.keras, "
+    f"*.safetensors or {INDEX}, or the prefix of a tf.train.Checkpoint"
+)
+
+
+@contextlib.contextmanager
+def open_tensors(path: Path) -> Iterator[dict[str, Any]]:
+    """Context manager: yields the tensors of a file or folder by name, with a shape, a dtype, and boxes to be read.
+
+    Args:
+        path: see `KINDS`.
+
+    Raises:
+        ValueError: it is of no known format, or its bytes are not those that were written; with the tensors' names.
+        OSError: it cannot be read.
+    """
+    if path.is_dir():
+        yield _of_folder(_newest(path))
+    elif path.name == INDEX or path.name.endswith(".safetensors.index.json"):
+        yield _of_hub_index(path)
+    elif path.suffix == ".safetensors":
+        yield _of_safetensors(path)
+    elif path.suffix == ".h5" or path.name.endswith(".weights.json"):
+        yield _of_h5(path)
+    elif path.suffix == ".keras":
+        with tempfile.TemporaryDirectory() as folder, zipfile.ZipFile(path) as archive:
+            names = [name for name in archive.namelist() if name.endswith(".weights.h5")]
+            if len(names) != 1:
+                raise ValueError(f"{path} has no file of weights. Received: the files {archive.namelist()}.")
+            yield _of_h5(Path(archive.extract(names[0], folder)))
+    elif path.with_name(f"{path.name}.index").exists():
+        yield _of_tensorflow(path)
+    else:
+        known = "does not exist" if not path.exists() else "has no known format"
+        raise ValueError(f"{path} {known}. Pass {KINDS}.")
+
+
+def _newest(path: Path) -> Path:
+    """Returns the folder of the newest complete checkpoint in a folder; the folder itself if it is one."""
+    if (path / INDEX).exists():
+        return path
+    marks = sorted(path.glob("step-*.json"), reverse=True)
+    found = next((each for each in marks if (each.with_suffix(".sharded") / INDEX).exists()), None)
+    if found is None:
+        raise ValueError(f"{path} has no complete sharded checkpoint. Pass {KINDS}.")
+    return found.with_suffix(".sharded")
+
+
+def _of_folder(folder: Path) -> dict[str, ShardedTensor]:
+    index = read_sharded_index(folder)
+    lines = damaged_tensors(folder, index)
+    if lines:
+        raise ValueError("\n".join([f"{folder} is damaged.", *lines]))
+    return sharded_tensors(folder, index)
+
+
+def _of_hub_index(path: Path) -> dict[str, ShardedTensor]:
+    read = json.loads(path.read_text())
+    if "tensors" in read:
+        return _of_folder(path.parent)
+    found: dict[str, ShardedTensor] = {}
+    for file in sorted(set(read["weight_map"].values())):
+        found |= _of_safetensors(path.with_name(file))
+    missing = sorted(set(read["weight_map"]) - set(found))
+    if missing:
+        raise ValueError(f"{path} names tensors that its files do not have. Received: {', '.join(missing)}.")
+    return found
+
+
+def _of_safetensors(path: Path) -> dict[str, ShardedTensor]:
+    reader = SafetensorsReader(path)
+    found = {}
+    for name, (dtype, shape, _, _) in reader.tensors.items():
+        part = Part(path.name, name, (0,) * len(shape), shape, 0, math.prod(shape))
+        found[name] = ShardedTensor(Tensor(shape, dtype.name, (part,)), lambda file: reader)
+    return found
+
+
+def _of_h5(path: Path) -> dict[str, DatasetOfFile]:
+    found = {}
+    for file, name in datasets_of(path):
+        with h5py.File(file, "r") as opened:
+            found[name.removeprefix("/")] = DatasetOfFile(opened[name])
+    return found
+
+
+def _of_tensorflow(prefix: Path) -> dict[str, _TensorOfReader]:
+    reader = tf.train.load_checkpoint(str(prefix))
+    dtypes = reader.get_variable_to_dtype_map()
+    shapes = reader.get_variable_to_shape_map()
+    # Bookkeeping of TensorFlow, such as the graph of objects, is text.
+    return {
+        name: _TensorOfReader(reader, name, shapes[name], dtypes[name]) for name in shapes if dtypes[name] != tf.string
+    }
+
+
+class _TensorOfReader:
+    """A tensor of a checkpoint of TensorFlow. It is read as a whole, box after box."""
+
+    def __init__(self, reader: Any, name: str, shape: Any, dtype: tf.DType) -> None:
+        self.shape = tuple(shape)
+        self.dtype = np.dtype(dtype.as_numpy_dtype)
+        self._reader, self._name = reader, name
+
+    def __getitem__(self, where: Box) -> np.ndarray:
+        return np.asarray(self._reader.get_tensor(self._name))[where]
