@@ -227,7 +227,14 @@ ROOMS = (
         2,
         ("strategies.saving",),
         ("numpy", "tensorflow", "h5py"),
-        ("collectives", "replica", "steps", "sharding", "engine", "saving"),
+        ("files", "collectives", "replica", "steps", "sharding", "engine", "saving"),
+    ),
+    Room(
+        "convert",
+        3,
+        ("strategies.convert", "strategies.converting"),
+        ("numpy", "tensorflow", "h5py"),
+        ("files", "replica", "saving", "convert"),
     ),
     Room(
         "keras hooks",

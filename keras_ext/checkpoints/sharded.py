@@ -50,8 +50,8 @@ def load(model: Any, folder: Path) -> None:
         if lines:
             raise ValueError(f"{folder} is of another model or optimizer. Received:\n{_listed(lines)}")
         tensors = layer_api.sharded_tensors(folder, index)
-        with adapters.kernels_apart(model):
-            layer_api.load_state(model, {name: each for name, each in tensors.items() if _is_file_s(name)})
+        layer_api.load_state(model, {name: each for name, each in tensors.items() if not name.startswith(_ADAPTERS)})
+        # Loading sets the adapters of a kernel to zeros.
         for i, adapter in enumerate(adapters.adapters_in(model)):
             adapter.assign(layer_api.StoredArray(tensors[f"{_ADAPTERS}{i}"]))
 
@@ -71,10 +71,6 @@ def _together(model: Any, kind: type[ValueError]) -> Iterator[None]:
     texts = dict.fromkeys(each for each in layer_api.texts_of_job(model, text) if each)
     if texts:
         raise kind("\n".join(texts)) from caught
-
-
-def _is_file_s(name: str) -> bool:
-    return not name.startswith(_ADAPTERS)
 
 
 def _differences(values: Mapping[str, Any], index: Mapping[str, Any]) -> list[str]:

@@ -77,7 +77,7 @@ def _write_all(file: Any, data: memoryview) -> None:
 
 def _pieces(array: np.ndarray) -> Iterator[memoryview]:
     # As bytes: memoryviews do not know dtypes such as bfloat16.
-    data = memoryview(array.reshape(-1).view(np.uint8))
+    data = array.reshape(-1).view(np.uint8).data
     for begin in range(0, len(data), _CHUNK_BYTES):
         yield data[begin : begin + _CHUNK_BYTES]
 
@@ -124,13 +124,18 @@ class SafetensorsReader:
             _read_all(file, memoryview(data))
         return np.frombuffer(data, np.uint8).view(dtype)
 
+    def has(self, name: str, dtype: np.dtype[Any], count: int) -> bool:
+        """Returns True if the file has a tensor of this name, with this dtype and number of elements."""
+        own_dtype, shape, _, _ = self._entry(name)
+        return own_dtype == dtype and math.prod(shape) == count
+
     def checksum(self, name: str) -> int:
         """Returns the CRC-32 checksum of a tensor's bytes."""
         dtype, shape, _, _ = self._entry(name)
         step, found = max(1, _CHUNK_BYTES // dtype.itemsize), 0
         for begin in range(0, math.prod(shape), step):
             piece = self.read(name, begin, min(begin + step, math.prod(shape)))
-            found = zlib.crc32(memoryview(piece.view(np.uint8)), found)
+            found = zlib.crc32(piece.view(np.uint8).data, found)
         return found
 
     def _entry(self, name: str) -> tuple[np.dtype[Any], tuple[int, ...], int, int]:

@@ -85,6 +85,8 @@ def damaged_tensors(folder: Path, index: Index, files: Callable[[str], bool] = l
             try:
                 if isinstance(reader, Exception):
                     found.append(f"{name}: {reader}")
+                elif not reader.has(part.name, np.dtype(tensor.dtype), part.end - part.begin):
+                    found.append(f"{name}: {folder / part.file} has it in another dtype or shape")
                 elif reader.checksum(part.name) != part.crc32:
                     found.append(f"{name}: its bytes in {folder / part.file} are not those that were written")
             except (OSError, ValueError) as error:
