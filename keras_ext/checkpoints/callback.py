@@ -78,9 +78,9 @@ class Checkpoints(keras.callbacks.Callback):
             not before the last execution.
         num_kept: the number of checkpoints to keep. An older one is used if the last cannot be read.
         sharded: True to have each process write its part of the model and the optimizer.
-        background: True, with `sharded`, to train on while files are written. They have what the step had: each process
-            first copies its part, to which the memory of one such copy is lent until it is written. A save waits for
-            the one before; errors are raised there, or at the end of training.
+        background: True, with `sharded`, to train on while files are written. They have what the step had: until they
+            are written, each process holds its part, at most once more. A save waits for the one before; errors are
+            raised there, or at the end of training.
 
     Example:
 

@@ -26,6 +26,8 @@ NAMES |= {f"{name}{bits}": f"{kind}{bits}" for kind, name in (("I", "int"), ("U"
 
 # Enough to make calls negligible; the checksum of a piece is computed while it is in the processor's cache.
 _CHUNK_BYTES = 2**20
+# After so many bytes the disk begins to write, while the next ones are checked and copied.
+_FLUSH_BYTES = 2**23
 
 
 def write(path: Path, arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> dict[str, int]:
@@ -60,13 +62,25 @@ def write(path: Path, arrays: Mapping[str, np.ndarray], metadata: Mapping[str, s
     checksums = {}
     with path.open("wb", buffering=0) as file:
         _write_all(file, memoryview(len(text).to_bytes(8, "little") + text))
+        flushed = 0
         for name, array in arrays.items():
             checksums[name] = 0
             for piece in _pieces(array):
                 checksums[name] = zlib.crc32(piece, checksums[name])
                 _write_all(file, piece)
+                if file.tell() - flushed >= _FLUSH_BYTES:
+                    flushed = _flush(file, flushed)
         os.fsync(file.fileno())
     return checksums
+
+
+def _flush(file: Any, begin: int) -> int:
+    """Lets the disk write what was written from `begin` on, without waiting; returns the end."""
+    end = int(file.tell())
+    if hasattr(os, "posix_fadvise"):
+        # Of pages that are not on the disk yet, Linux begins to write them; it has no other call for this in Python.
+        os.posix_fadvise(file.fileno(), begin, end - begin, os.POSIX_FADV_DONTNEED)
+    return end
 
 
 def _write_all(file: Any, data: memoryview) -> None:

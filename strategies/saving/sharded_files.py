@@ -49,7 +49,7 @@ class RankFile:
 
     @classmethod
     def from_pieces(cls, name: str, values: Mapping[str, Any], parts: Sequence[Piece], rank: int) -> RankFile:
-        """Returns the file of a rank, with copies of the elements that the rank writes.
+        """Returns the file of a rank, with the elements that the rank writes as they are now.
 
         Args:
             name: the name of the file.

@@ -1,8 +1,9 @@
 """Saves a model into sharded checkpoints, in the background if wanted: training goes on while the files are written.
 
-Each rank copies what it writes when the save begins, so the files have what the step had; the copy takes as much memory
-as the rank's part of the model and its optimizer, and there is one at a time. A save waits for the one before. There
-every rank learns whether one of them could not write, and all raise the error.
+Each rank holds what it writes as it is when the save begins, so the files have what the step had. On a GPU that is a
+copy in the host's memory. On a CPU the tensors are held, and the next update of a variable that is not written yet
+takes new memory: in both cases at most the rank's part of the model and its optimizer, once. A save waits for the one
+before. There every rank learns whether one of them could not write, and all raise the error.
 
 Its contract is tested in ``tests/strategies/processes/sharded_checkpoints.py``.
 """

@@ -56,15 +56,20 @@ class Piece:
     rank: int = 0
 
     def numpy(self) -> np.ndarray:
-        """Returns a copy of the elements, as the box if they are all of it, else flat. The writer calls it."""
+        """Returns the elements as they are now, as the box if they are all of it, else flat. The writer calls it.
+
+        On a CPU nothing is copied: a tensor that was read from a variable keeps its memory, and TensorFlow's updates of
+        the variable write to another one as long as it is held.
+        """
         count = self.end - self.begin
         if isinstance(self.value, StoredArray):
             flat = self.value.flat(self.offset, self.offset + count)
+        elif hasattr(self.value, "assign"):
+            flat = np.asarray(local_value(self.value)).reshape(-1)[self.offset : self.offset + count]
         else:
-            value = local_value(self.value) if hasattr(self.value, "assign") else self.value
-            flat = np.asarray(value).reshape(-1)[self.offset : self.offset + count]
-        # A copy: the variable's memory changes with the next step.
-        return np.array(flat.reshape(self.shape) if count == math.prod(self.shape) else flat, order="C")
+            # Any other array may be changed by its owner.
+            flat = np.array(self.value).reshape(-1)[self.offset : self.offset + count]
+        return np.asarray(flat.reshape(self.shape) if count == math.prod(self.shape) else flat, order="C")
 
 
 def shape_and_dtype(value: Any) -> tuple[tuple[int, ...], str]:
@@ -133,7 +138,7 @@ def _slices(name: str, weight: WholeOfSlices, starts: Sequence[int]) -> Iterator
 
 
 def own_arrays(parts: Sequence[Piece], rank: int) -> dict[int, np.ndarray]:
-    """Returns copies of the elements that one process writes, by the positions of their pieces.
+    """Returns the elements that one process writes, as they are now, by the positions of their pieces.
 
     Raises:
         ValueError: the process does not own a variable that it is to write.

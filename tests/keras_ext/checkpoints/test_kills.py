@@ -20,8 +20,9 @@ def test_a_complete_checkpoint_after_each_kill(kills: int, tmp_path: Path) -> No
     seed = random.randrange(10**6)
     print("seed", seed)
     arguments = ("-m", "tests.keras_ext.checkpoints.killed", str(tmp_path / "with spaces"), str(kills), str(seed))
-    [(code, output)] = Programs(tmp_path, [python(*arguments)]).wait(_LIMIT_SECONDS)
-    assert code == 0, output
+    with Programs(tmp_path, [python(*arguments)]) as programs:
+        assert programs.wait(_LIMIT_SECONDS) == [0], programs.output()
+        output = programs.output(100_000)
     results = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
     assert [result["form"] for result in results] == ["whole", "sharded", "background"]
     for result in results:
