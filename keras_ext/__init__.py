@@ -1,7 +1,7 @@
 """Additions to Keras for training across devices: layers whose weights are split, pipelines, and callbacks."""
 
 from keras_ext.callbacks import LearningRateWarmup
-from keras_ext.checkpoints import Checkpoints, Commits, TrainingPosition
+from keras_ext.checkpoints import Checkpoints, Commits, TrainingPosition, load_weights
 from keras_ext.expert import ExpertLoadHistory, MixtureOfExperts, replace_experts, track_expert_load
 from keras_ext.memory import MemoryReport, memory_report
 from keras_ext.memory_plan import MemoryPlan, memory_plan
@@ -68,6 +68,7 @@ __all__ = [
     "WeightsComparison",
     "default_plan",
     "from_preset",
+    "load_weights",
     "memory_plan",
     "memory_report",
     "parallelize",

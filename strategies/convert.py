@@ -86,7 +86,7 @@ def listed(tensors: Mapping[str, Any]) -> str:
     """Returns a line for each tensor: name, dtype, shape, and the sum of its elements."""
     rows = [
         (name, tensor.dtype.name, "x".join(map(str, tensor.shape)) or "scalar", f"{_sum(tensor):.9g}")
-        for name, tensor in sorted(tensors.items())
+        for name, tensor in sorted(tensors.items(), key=_in_order)
     ]
     widths = [max((len(row[i]) for row in rows), default=0) for i in range(3)]
     lines = [

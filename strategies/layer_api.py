@@ -22,6 +22,7 @@ from strategies._keras_hooks.undrawn import UndrawnVariable, variables_undrawn, 
 from strategies._keras_hooks.whole_updates import some_need_whole
 from strategies.batches.shares import in_microbatches, split_into
 from strategies.control_plane.preemption import Saver
+from strategies.converting import open_tensors
 from strategies.engine.engine import engine_of
 from strategies.planning import Sharing
 from strategies.replica.axis_mappings import AxisMappings, as_rows
@@ -176,6 +177,7 @@ __all__ = [
     "name_counters",
     "note_copy",
     "num_replicas",
+    "open_tensors",
     "rank_of",
     "read_sharded_index",
     "recomputed",

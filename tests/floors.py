@@ -263,7 +263,7 @@ ROOMS = (
         3,
         ("strategies.layer_api",),
         ("keras",),
-        ("plans", "control plane", "rank end", "batches", "replica", "engine", "saving", "keras hooks"),
+        ("plans", "control plane", "rank end", "batches", "replica", "engine", "saving", "convert", "keras hooks"),
     ),
     Room(
         "strategy",

@@ -38,22 +38,30 @@ def load(model: Any, folder: Path) -> None:
         DamagedError: files cannot be read, or their bytes are not those that were written; with the tensors' names.
         ValueError: the checkpoint is of another model or optimizer; with the names of all tensors that differ.
     """
-    with _together(model, DamagedError):
+    with together(model, DamagedError):
         index = layer_api.read_sharded_index(folder)
         rank, num_ranks = layer_api.rank_of(model)
         files = sorted({part.file for tensor in index.values() for part in tensor.parts})
         lines = layer_api.damaged_tensors(folder, index, set(files[rank::num_ranks]).__contains__)
         if lines:
-            raise DamagedError(_listed(lines))
-    with _together(model, ValueError):
-        lines = _differences(tensors_to_save(model), index)
+            raise DamagedError(listed(lines))
+    with together(model, ValueError):
+        lines = differences(tensors_to_save(model), index)
         if lines:
-            raise ValueError(f"{folder} is of another model or optimizer. Received:\n{_listed(lines)}")
-        tensors = layer_api.sharded_tensors(folder, index)
-        layer_api.load_state(model, {name: each for name, each in tensors.items() if not name.startswith(_ADAPTERS)})
-        # Loading sets the adapters of a kernel to zeros.
-        for i, adapter in enumerate(adapters.adapters_in(model)):
-            adapter.assign(layer_api.StoredArray(tensors[f"{_ADAPTERS}{i}"]))
+            raise ValueError(f"{folder} is of another model or optimizer. Received:\n{listed(lines)}")
+        set_tensors(model, layer_api.sharded_tensors(folder, index))
+
+
+def set_tensors(model: Any, tensors: Mapping[str, Any]) -> None:
+    """Sets the variables of a model to tensors by the names of :func:`tensors_to_save`; each process reads its parts.
+
+    The state of the optimizer stays as it is if there are no tensors of it.
+    """
+    own = {name: each for name, each in tensors.items() if not name.startswith(_ADAPTERS)}
+    layer_api.load_state(model, own, has_optimizer=any(name.startswith("optimizer/") for name in own))
+    # Loading sets the adapters of a kernel to zeros.
+    for i, adapter in enumerate(adapters.adapters_in(model)):
+        adapter.assign(layer_api.StoredArray(tensors[f"{_ADAPTERS}{i}"]))
 
 
 class DamagedError(ValueError):
@@ -61,7 +69,7 @@ class DamagedError(ValueError):
 
 
 @contextlib.contextmanager
-def _together(model: Any, kind: type[ValueError]) -> Iterator[None]:
+def together(model: Any, kind: type[ValueError]) -> Iterator[None]:
     """Context manager: an error of one process becomes one of all processes, of this kind."""
     text, caught = "", None
     try:
@@ -73,18 +81,20 @@ def _together(model: Any, kind: type[ValueError]) -> Iterator[None]:
         raise kind("\n".join(texts)) from caught
 
 
-def _differences(values: Mapping[str, Any], index: Mapping[str, Any]) -> list[str]:
+def differences(values: Mapping[str, Any], index: Mapping[str, Any]) -> list[str]:
+    """Returns a line for each tensor that the model has and the files have not, or the reverse, or in another shape."""
     shapes = {name: layer_api.shape_and_dtype(value)[0] for name, value in values.items()}
     lines = [f"missing: {name}, shape {shape}" for name, shape in shapes.items() if name not in index]
-    lines += [f"extra: {name}, shape {tensor.shape}" for name, tensor in index.items() if name not in shapes]
+    lines += [f"extra: {name}, shape {tuple(tensor.shape)}" for name, tensor in index.items() if name not in shapes]
     lines += [
-        f"misshapen: {name}, shape {shape}, in the checkpoint {index[name].shape}"
+        f"misshapen: {name}, shape {shape}, in the file {tuple(index[name].shape)}"
         for name, shape in shapes.items()
-        if name in index and index[name].shape != shape
+        if name in index and tuple(index[name].shape) != shape
     ]
     return lines
 
 
-def _listed(lines: list[str]) -> str:
+def listed(lines: list[str]) -> str:
+    """Returns the first lines, and the number of the others."""
     more = len(lines) - _NAMED
     return "\n".join([*lines[:_NAMED], *([f"and {more} more"] if more > 0 else [])])

@@ -103,25 +103,28 @@ def state_of_file(model: Any) -> dict[str, Any]:
     return store.written
 
 
-def load_state(model: Any, tensors: Mapping[str, Any]) -> None:
+def load_state(model: Any, tensors: Mapping[str, Any], *, has_optimizer: bool = True) -> None:
     """Sets a model's variables, and its optimizer's, to tensors. Each process reads its own parts of them.
 
     Args:
         model: a built model.
         tensors: datasets by the names of :func:`state_of_file`: they have a shape and a dtype, and are read by slices.
+        has_optimizer: False if the optimizer's variables are not among them, and stay as they are.
 
     Raises:
         ValueError: Keras' own error, about layers that cannot be loaded.
     """
     errors: dict[int, Any] = {}
     failed: set[int] = set()
+    optimizer = getattr(model, "optimizer", None)
+    left_out = set() if has_optimizer or optimizer is None else {id(optimizer)}
     with reading_in_ranges():
         saving_lib._load_state(
             model,
             weights_store=_Store(tensors),
             assets_store=None,
             inner_path="",
-            visited_saveables=set(),
+            visited_saveables=left_out,
             failed_saveables=failed,
             error_msgs=errors,
         )

@@ -105,6 +105,10 @@ def test_from_every_mesh_to_every_other(shared: Path, monkeypatch: pytest.Monkey
     job().barrier()
     models["pipe"].load_weights(path)
     same(values(models["pipe"]), saved["tensor"])
+    for name in ("tensor", "weights"):
+        # Each process reads the file for itself.
+        keras_ext.load_weights(models[name], path)
+        same(values(models[name]), saved["tensor"])
 
 
 def test_goes_on_as_if_nothing_had_happened(shared: Path) -> None:
@@ -149,7 +153,7 @@ def test_a_folder_of_one_rank_only(shared: Path, monkeypatch: pytest.MonkeyPatch
 def test_damage_and_misfits_are_named_on_both_ranks(shared: Path, caplog: pytest.LogCaptureFixture) -> None:
     model = made("data")
     fit(model, keras_ext.Checkpoints(shared, STEPS, sharded=True), 0, 2)
-    with pytest.raises(ValueError, match=r"misshapen: layers/dense/vars/0, shape \(6, 9\), in the checkpoint \(6, 8\)"):
+    with pytest.raises(ValueError, match=r"misshapen: layers/dense/vars/0, shape \(6, 9\), in the file \(6, 8\)"):
         keras_ext.Checkpoints(shared, STEPS).restore(made("pipe", units=9))
     if layer_api.rank_of(model)[0] == 0:
         [path] = shared.glob("step-000000008.sharded/model-00002-*.safetensors")

@@ -1,0 +1,65 @@
+"""Weights from files of many formats, straight into the shards and stages of a model."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from keras_ext.checkpoints import sharded
+from strategies import layer_api
+
+_OPTIMIZER = "optimizer/"
+
+
+def load_weights(model: Any, path: str | os.PathLike[str], names: Mapping[str, str] | None = None) -> None:
+    """Loads weights into a model under any strategy; each process reads of each tensor what it keeps.
+
+    It takes what ``python -m strategies.convert`` reads: sharded checkpoints, ``*.weights.h5``, ``*.keras``,
+    ``*.safetensors`` or their index, and the prefix of a ``tf.train.Checkpoint``. If the model is compiled and the file
+    has the state of its optimizer, that is loaded as well. All processes call it, each with the file on its own disk.
+
+    Args:
+        model: a built model.
+        path: the file, folder, or prefix.
+        names: the name that Keras gives the tensor in ``*.weights.h5``, such as "layers/dense/vars/0", for each tensor
+            of the file that is to be loaded, by its name there; None if the file has these names already. ``python -m
+            strategies.convert FILE --list`` prints names.
+
+    Raises:
+        ValueError: tensors are missing, extra or of other shapes, the file is damaged, or of no known format; all
+            tensors are named, on all processes, and nothing is set.
+
+    Example:
+
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+        model.save_weights("plain.weights.h5")
+        with strategies.MirroredStrategy(["CPU:0", "CPU:1"], mesh={"tensor": 2}).scope():
+            split = keras_ext.parallelize(model)
+        keras_ext.load_weights(split, "plain.weights.h5")
+    """
+    compiled = getattr(model, "optimizer", None) is not None
+    if compiled:
+        layer_api.state_of(model)
+    with sharded.together(model, ValueError), layer_api.open_tensors(Path(path)) as opened:
+        tensors = dict(opened) if names is None else _renamed(opened, names)
+        values = sharded.tensors_to_save(model)
+        if not compiled or not any(name.startswith(_OPTIMIZER) for name in tensors):
+            tensors = {name: each for name, each in tensors.items() if not name.startswith(_OPTIMIZER)}
+            values = {name: each for name, each in values.items() if not name.startswith(_OPTIMIZER)}
+        lines = sharded.differences(values, tensors)
+        if lines:
+            raise ValueError(f"{os.fspath(path)} does not fit the model. Received:\n{sharded.listed(lines)}")
+        sharded.set_tensors(model, tensors)
+
+
+def _renamed(tensors: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    unknown = [name for name in names if name not in tensors]
+    if unknown:
+        raise ValueError(
+            "Names are given for tensors that the file does not have. Received: "
+            f"{', '.join(unknown)}; the file has {json.dumps(sorted(tensors))}."
+        )
+    return {new: tensors[name] for name, new in names.items()}
