@@ -131,7 +131,12 @@ def _first_sentence(error: ValueError) -> str:
 
 
 def results(
-    name: str, model: Any, samplers: tuple[str, ...], scope: Callable[[], Any] = contextlib.nullcontext
+    name: str,
+    model: Any,
+    samplers: tuple[str, ...],
+    scope: Callable[[], Any] = contextlib.nullcontext,
+    *,
+    saves: bool = True,
 ) -> Results:
     """Trains a compiled task, and returns all that is compared.
 
@@ -140,6 +145,7 @@ def results(
         model: the task, or a pipeline of it.
         samplers: keys of `SAMPLERS` with which it generates, besides the greedy one.
         scope: of the strategy, in which an optimizer is made.
+        saves: True to save the task, and to compare what plain KerasHub opens.
     """
     (inputs, targets, weights), prompts = _data(name)
     history = model.fit(
@@ -162,6 +168,8 @@ def results(
                 found[f"{sampler}, {turn} call"] = _generated(model, prompts)
     if hasattr(tasks.class_of(name), "score"):
         found["scores"] = [np.asarray(model.score(inputs["token_ids"], inputs["padding_mask"]))]
+    if not saves:
+        return found
     with tempfile.TemporaryDirectory() as folder:
         found |= _saved(name, model, inputs, pathlib.Path(folder))
     return found

@@ -205,6 +205,7 @@ def _objects() -> dict[str, Any]:
         "graph": graph,
         "operation": graph.get_operations()[0],
         "random numbers": tf_random,
+        "saving": saving_lib,
         "store of weights": saving_lib.H5IOStore(io.BytesIO(), mode="w"),
         "mirrored variable": _tf_internals.MirroredVariable,
         "extended strategy": tf.distribute.MirroredStrategy(["CPU:0"]).extended,
