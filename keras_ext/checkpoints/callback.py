@@ -133,6 +133,8 @@ class Checkpoints(keras.callbacks.Callback):
             ValueError: the checkpoint belongs to another model or optimizer, or has epochs of another length; or none
                 of the existing checkpoints can be read.
         """
+        if self._saves is not None:
+            self._saves.wait(model)
         state = self._load_on_all(model)
         self.history = state.get("history", {})
         self._unfinished = state.get("metrics", [])

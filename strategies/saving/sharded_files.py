@@ -121,6 +121,8 @@ def finish(folder: Path, num_ranks: int, is_given_up: Callable[[], bool]) -> Non
         indices.append(from_json(path.read_text()))
     with atomic_file(folder / INDEX) as file:
         file.write_text(to_json(merged(indices)))
+    for rank in range(num_ranks):
+        (folder / index_of(file_of(rank, num_ranks))).unlink(missing_ok=True)
 
 
 def read_sharded_index(folder: Path) -> dict[str, Tensor]:

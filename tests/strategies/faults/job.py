@@ -1,7 +1,8 @@
-"""A small training in which a rank fails: ``job.py STRATEGY FAULT [FOLDER [SHARD]]``, run by each rank.
+"""A small training in which a rank fails: ``job.py STRATEGY FAULT [FOLDER [SHARD [FORM]]]``, run by each rank.
 
 Faults that this file does not define come from the environment, through the injector. With a folder, checkpoints are
-saved there, at the end of epochs and in their middle.
+saved there, at the end of epochs and in their middle, and the job goes on from the last one. With the form "background"
+each rank saves its part, in the background.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ STEPS: dict[str, Callable[[keras.Model], Any]] = {
 }
 
 
-def main(name: str, fault: str, folder: str = "", shard: Any = None) -> None:
+def main(name: str, fault: str, folder: str = "", shard: Any = None, form: str = "whole") -> None:
     """Trains, with the fault."""
     rank = strategies.Cluster.from_environment().rank
     is_other = rank == 1
@@ -89,12 +90,21 @@ def main(name: str, fault: str, folder: str = "", shard: Any = None) -> None:
     callbacks: list[Any] = [faults.Injector()]
     if is_other and fault in STEPS:
         callbacks.append(Faulty(STEPS[fault]))
+    at = keras_ext.TrainingPosition()
     if folder:
-        callbacks.append(keras_ext.Checkpoints(folder, STEPS_PER_EPOCH, every_steps=2))
+        parts = form == "background"
+        saves = keras_ext.Checkpoints(folder, STEPS_PER_EPOCH, every_steps=2, sharded=parts, background=parts)
+        callbacks.append(saves)
+        at = saves.restore(model)
     if fault in REFUSED:
         said("hurt")
     batch_size = 8 if fault == "batch size" and is_other else 16
-    model.fit(X, Y, batch_size=batch_size, epochs=4, shuffle=False, verbose=0, callbacks=callbacks)
+    arguments = {"batch_size": batch_size, "shuffle": False, "verbose": 0, "callbacks": callbacks}
+    if at.step:
+        done = at.step * batch_size
+        model.fit(X[done:], Y[done:], initial_epoch=at.epoch, epochs=at.epoch + 1, **arguments)
+        at = keras_ext.TrainingPosition(at.epoch + 1)
+    model.fit(X, Y, initial_epoch=at.epoch, epochs=4, **arguments)
     total = float(sum(np.abs(weight).sum() for weight in model.get_weights()))
     said(f"weights {total:.9g} {model.optimizer.iterations.numpy()}")
 

@@ -185,19 +185,22 @@ def test_it_ends_on_all_ranks(case: Case, engine: str, tmp_path: Path, table: li
 
 @pytest.mark.timeout(3 * LIMIT_SECONDS)
 @pytest.mark.parametrize(
-    ("engine", "shard"),
+    ("engine", "shard", "form"),
     [
-        ("MultiWorkerMirroredStrategy", "weights"),
-        pytest.param("MultiWorkerMirroredStrategy", "optimizer", marks=pytest.mark.parity_all),
-        pytest.param("HorovodStrategy", "weights", marks=pytest.mark.parity_all),
+        ("MultiWorkerMirroredStrategy", "weights", "whole"),
+        ("MultiWorkerMirroredStrategy", "weights", "background"),
+        pytest.param("MultiWorkerMirroredStrategy", "optimizer", "whole", marks=pytest.mark.parity_all),
+        pytest.param("HorovodStrategy", "weights", "whole", marks=pytest.mark.parity_all),
+        pytest.param("HorovodStrategy", "weights", "background", marks=pytest.mark.parity_all),
     ],
 )
-def test_killed_in_a_save_of_shards_it_goes_on(engine: str, shard: str, tmp_path: Path) -> None:
-    """A job is killed while one rank writes a sharded save, and restarted: its weights are those without a fault."""
-    kill = faults.fail_at(kind="kill", step=STEP, rank=0, at="save", byte=3000).recorded_in(tmp_path / "record")
+def test_killed_in_a_save_of_shards_it_goes_on(engine: str, shard: str, form: str, tmp_path: Path) -> None:
+    """A job is killed while a rank writes what is sharded, and restarted: its weights are those without a fault."""
+    byte = {"whole": 3000, "background": 1000}[form]
+    kill = faults.fail_at(kind="kill", step=STEP, rank=0, at="save", byte=byte).recorded_in(tmp_path / "record")
     none, ends = faults.Faults(), []
     for folder, hurt in (("checkpoints", kill), ("checkpoints", none), ("checkpoints 2", none)):
-        arguments = [JOB, engine, "none", str(tmp_path / folder), shard]
+        arguments = [JOB, engine, "none", str(tmp_path / folder), shard, form]
         with Programs(tmp_path, [_command(engine, arguments)], [hurt.environment()]) as programs:
             (code,) = programs.wait(LIMIT_SECONDS)
             output = programs.output(limit=60000)
