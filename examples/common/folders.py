@@ -19,6 +19,7 @@ from common.options import OptionError
 _FREE = (
     "run_dir",
     "checkpoint_steps",
+    "checkpoint_form",
     "profile",
     "verbose",
     "save",

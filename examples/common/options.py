@@ -29,6 +29,7 @@ class RunOptions:
     seed: int = 0
     run_dir: str | None = None
     checkpoint_steps: int = 1000
+    checkpoint_form: str = "whole"
     profile: bool = False
     verbose: int = 1
 
@@ -82,6 +83,13 @@ def define_run_flags() -> None:
         RunOptions.checkpoint_steps,
         "Steps between checkpoints within an epoch; there is always one at its end.",
         lower_bound=1,
+    )
+    flags.DEFINE_enum(
+        "checkpoint_form",
+        RunOptions.checkpoint_form,
+        ["whole", "sharded", "background"],
+        "whole: rank 0 writes whole files; sharded: each process writes its part, into a folder that all share; "
+        "background: the same, while training goes on.",
     )
     flags.DEFINE_bool("profile", RunOptions.profile, "Record a few steps for TensorBoard's profiler.")
     flags.DEFINE_integer(

@@ -101,7 +101,7 @@ def train(
         units_per_step: images or tokens in a batch, on average.
         unit: the plural name of a unit, as in "images".
         folder: the run folder.
-        options: checkpoint interval, profile, verbosity.
+        options: interval and form of checkpoints, profile, verbosity.
         data_digest: a digest of the data; all processes must have the same data, and a resumed run those of its start.
         validation_data: evaluated after each epoch.
         tracks_experts: whether `keras_ext.track_expert_load` records the load of layers, for TensorBoard.
@@ -112,7 +112,13 @@ def train(
     """
     start = time.perf_counter()
     keep_run(folder, options, data_digest, model.distribute_strategy)
-    checkpoints = keras_ext.Checkpoints(folder / "checkpoints", steps_per_epoch, every_steps=options.checkpoint_steps)
+    checkpoints = keras_ext.Checkpoints(
+        folder / "checkpoints",
+        steps_per_epoch,
+        every_steps=options.checkpoint_steps,
+        sharded=options.checkpoint_form != "whole",
+        background=options.checkpoint_form == "background",
+    )
     try:
         at = checkpoints.restore(model)
     except ValueError as error:

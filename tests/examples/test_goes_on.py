@@ -85,7 +85,7 @@ def _curve(run_dir: Path) -> list[dict[str, float]]:
     [
         GPT,
         [*GPT, "--backbone=LlamaBackbone"],
-        [*GPT, "--num_experts=4"],
+        [*GPT, "--num_experts=4", "--checkpoint_form=background"],
         IMAGENET,
         MNIST,
         RECOMMENDER,
@@ -128,10 +128,11 @@ def test_fine_tuning(tmp_path: Path) -> None:
 
 
 @pytest.mark.parity_all
-def test_a_rank_of_two(tmp_path: Path) -> None:
+@pytest.mark.parametrize("form", ["whole", "background"])
+def test_a_rank_of_two(form: str, tmp_path: Path) -> None:
     calm, killed = tmp_path / "calm", tmp_path / "killed"
     _finish(tmp_path, _command(GPT, calm, 2))
-    command = _command(GPT, killed, 2)
+    command = _command([*GPT, f"--checkpoint_form={form}"], killed, 2)
     with Programs(tmp_path, [command]) as programs:
         _wait_for(killed / "checkpoints" / "step-000000004.json", programs)
         family = psutil.Process(programs.pids[0]).children(recursive=True)
