@@ -27,9 +27,9 @@ def _plain(folder: Path, megabytes: int, report: Report) -> None:
             while view:
                 view = view[file.write(view) :]
             os.fsync(file.fileno())
-        report(time.perf_counter() - begin)
         # Like the checkpoints, of which one is kept.
         path.with_suffix(f".{number - 1}").unlink(missing_ok=True)
+        report(time.perf_counter() - begin)
         number += 1
 
 

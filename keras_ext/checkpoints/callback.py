@@ -15,7 +15,8 @@ import keras
 import numpy as np
 
 import strategies
-from keras_ext.checkpoints import adapters, sharded
+from keras_ext.checkpoints import adapters
+from keras_ext.checkpoints import sharded as sharded_checkpoints
 from keras_ext.checkpoints.files import CheckpointFiles, load_weights
 from strategies import layer_api
 
@@ -119,6 +120,7 @@ class Checkpoints(keras.callbacks.Callback):
         self._files = CheckpointFiles(Path(folder), num_kept)
         self._origin = str(folder)
         self._saves = layer_api.ShardedSaves(background) if sharded else None
+        self._tensors = sharded_checkpoints.TensorsToSave()
         #: The logs of all finished epochs, by name, including restored ones.
         self.history: dict[str, list[float]] = {}
         self._position = TrainingPosition()
@@ -244,7 +246,7 @@ class Checkpoints(keras.callbacks.Callback):
             self._saves.save(
                 model,
                 self._files.shards(name),
-                lambda: sharded.tensors_to_save(model),
+                lambda: self._tensors.of(model),
                 lambda: self._files.begin_shards(name),
                 lambda: self._files.finish(name, state),
             )
@@ -280,8 +282,8 @@ class Checkpoints(keras.callbacks.Callback):
                 problem = state["unreadable"]
             elif state.get("sharded"):
                 try:
-                    sharded.load(model, self._files.shards(name))
-                except sharded.DamagedError as error:
+                    sharded_checkpoints.load(model, self._files.shards(name))
+                except sharded_checkpoints.DamagedError as error:
                     problem = str(error)
                 else:
                     _set_seeds(model, state, path)

@@ -25,6 +25,25 @@ def tensors_to_save(model: Any) -> dict[str, Any]:
         return {**layer_api.state_of_file(model), **own}
 
 
+class TensorsToSave:
+    """The tensors of one model, save after save: as long as its variables are the same objects, Keras is not asked."""
+
+    def __init__(self) -> None:
+        self._key: list[Any] = []
+        self._found: dict[str, Any] = {}
+
+    def of(self, model: Any) -> dict[str, Any]:
+        """Returns the same as :func:`tensors_to_save`."""
+        optimizer = getattr(model, "optimizer", None)
+        variables = [*model.variables, *([] if optimizer is None else optimizer.variables)]
+        # The tensors that are kept hold the variables, whose ids are not given to others meanwhile.
+        key = [id(model), id(optimizer), *map(id, variables)]
+        if key != self._key or any(not hasattr(each, "assign") for each in self._found.values()):
+            self._found = tensors_to_save(model)
+            self._key = key
+        return self._found
+
+
 def load(model: Any, folder: Path) -> None:
     """Loads a checkpoint into a built model; each process reads its parts. Nothing is set if the tensors do not fit.
 

@@ -61,10 +61,12 @@ class WholeSlots(keras.Optimizer):
     def save_own_variables(self, store: MutableMapping[str, Any]) -> None:
         """Saves the slots, whole."""
         whole = _whole(self.variables)
-        if whole is None:
+        # The base class copies each variable into an array. A store takes variables, and one may keep them.
+        is_copied = super().save_own_variables.__func__ is keras.Optimizer.save_own_variables
+        if whole is None and not is_copied:
             super().save_own_variables(store)
             return
-        for i, variable in enumerate(whole):
+        for i, variable in enumerate(self.variables if whole is None else whole):
             store[str(i)] = variable
 
     def load_own_variables(self, store: Mapping[str, Any]) -> None:

@@ -20,7 +20,7 @@ from strategies.saving.sharded_index import Index, Part, Tensor, from_json, merg
 from strategies.saving.tensor_parts import Piece, own_arrays, shape_and_dtype
 
 INDEX = "model.safetensors.index.json"
-_POLL_SECONDS = 0.02
+_POLL_SECONDS = 0.005
 
 
 def file_of(rank: int, num_ranks: int) -> str:

@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from strategies.saving.sharded_files import RankFile, file_of, finish
-from strategies.saving.tensor_parts import pieces
+from strategies.saving.tensor_parts import Piece, pieces
 from strategies.saving.together import rank_of, texts_of_job
 
 #: The time that a new folder may take to appear on all machines that share it.
 APPEARS_SECONDS = 60.0
-_POLL_SECONDS = 0.02
+_POLL_SECONDS = 0.005
 
 
 class ShardedSaves:
@@ -36,6 +36,9 @@ class ShardedSaves:
     def __init__(self, background: bool) -> None:
         self._background = background
         self._running: _Running | None = None
+        # The tensors of the last save, and their pieces.
+        self._named: Mapping[str, Any] | None = None
+        self._parts: list[Piece] = []
 
     def save(
         self,
@@ -50,7 +53,8 @@ class ShardedSaves:
         Args:
             model: the model, whose strategy joins the processes.
             folder: the folder of this checkpoint's files, which all processes share.
-            values: returns the tensors: variables, split weights, or arrays that all processes have.
+            values: returns the tensors: variables, split weights, or arrays that all processes have. The same mapping
+                as before stands for the same variables.
             begin: runs on rank 0, first. It makes the folder.
             complete: runs on rank 0, in the background, when all files are complete.
 
@@ -69,8 +73,9 @@ class ShardedSaves:
         [(token, failed), *_] = [each.split("\n", 1) for each in texts_of_job(model, f"{token}\n{text}")]
         _raise_if_any(folder, [failed])
         named = values()
-        parts = pieces(named, num_ranks)
-        file = RankFile.from_pieces(file_of(rank, num_ranks), named, parts, rank)
+        if named is not self._named:
+            self._named, self._parts = named, pieces(named, num_ranks)
+        file = RankFile.from_pieces(file_of(rank, num_ranks), named, self._parts, rank)
         self._running = _Running(folder, token, file, num_ranks, complete if rank == 0 else None)
         if not self._background:
             self.wait(model)
