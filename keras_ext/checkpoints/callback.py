@@ -149,9 +149,11 @@ class Checkpoints(keras.callbacks.Callback):
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Unregisters the saver: SIGTERM ends the process at once again; a SIGTERM since the last epoch ends it now."""
-        if self._saves is not None:
-            self._saves.wait(self.model)
-        layer_api.save_before_end(self.model, None)
+        try:
+            if self._saves is not None:
+                self._saves.wait(self.model)
+        finally:
+            layer_api.save_before_end(self.model, None)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Restores the metrics of an unfinished epoch that is resumed."""

@@ -72,11 +72,16 @@ class ShardedSaves:
                 text = f"{type(error).__name__}: {error}"
         [(token, failed), *_] = [each.split("\n", 1) for each in texts_of_job(model, f"{token}\n{text}")]
         _raise_if_any(folder, [failed])
-        named = values()
-        if named is not self._named:
-            self._named, self._parts = named, pieces(named, num_ranks)
-        file = RankFile.from_pieces(file_of(rank, num_ranks), named, self._parts, rank)
-        self._running = _Running(folder, token, file, num_ranks, complete if rank == 0 else None)
+        file: RankFile | None = None
+        try:
+            named = values()
+            if named is not self._named:
+                self._named, self._parts = named, pieces(named, num_ranks)
+            file = RankFile.from_pieces(file_of(rank, num_ranks), named, self._parts, rank)
+        except (OSError, ValueError) as error:
+            # The other ranks learn of it where they wait for the files.
+            text = f"{type(error).__name__}: {error}"
+        self._running = _Running(folder, token, file or text, num_ranks, complete if rank == 0 else None)
         if not self._background:
             self.wait(model)
 
@@ -100,10 +105,18 @@ class ShardedSaves:
 
 
 class _Running:
-    """A save whose files are being written by a thread."""
+    """A save whose files are being written by a thread.
+
+    Args:
+        folder: the folder of the files.
+        token: the name of a file that rank 0 has made in it.
+        file: what this rank writes, or the error because of which it has nothing to write.
+        num_ranks: the number of ranks.
+        complete: on rank 0, runs when the files of all ranks are complete.
+    """
 
     def __init__(
-        self, folder: Path, token: str, file: RankFile, num_ranks: int, complete: Callable[[], None] | None
+        self, folder: Path, token: str, file: RankFile | str, num_ranks: int, complete: Callable[[], None] | None
     ) -> None:
         self.folder = folder
         #: Set when this rank's file is written, or could not be.
@@ -119,6 +132,9 @@ class _Running:
 
     def _run(self) -> None:
         try:
+            if isinstance(self._file, str):
+                self.text = self._file
+                return
             self._await_folder()
             self._file.write(self.folder)
             self.written.set()
