@@ -57,7 +57,6 @@ from strategies.saving.restoring import state_of
 from strategies.saving.sharded_files import read_sharded_index
 from strategies.saving.sharded_save import ShardedSaves
 from strategies.saving.sharded_tensor import damaged_tensors, sharded_tensors
-from strategies.saving.tensor_parts import shape_and_dtype
 from strategies.saving.together import (
     from_all_ranks,
     rank_of,
@@ -67,6 +66,7 @@ from strategies.saving.together import (
     write_together,
 )
 from strategies.saving.unread_files import Differences
+from strategies.saving.write_items import shape_and_dtype
 from strategies.topology.rank_end import PREEMPTED
 
 

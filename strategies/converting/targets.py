@@ -14,7 +14,7 @@ from strategies.atomic_file import atomic_file
 from strategies.replica.stored_array import StoredArray, boxes, ranges
 from strategies.saving.safetensors_file import write
 from strategies.saving.sharded_files import RankFile, file_of, finish
-from strategies.saving.tensor_parts import pieces
+from strategies.saving.write_items import write_items
 
 KINDS = "*.weights.h5, *.safetensors, or a folder, whose name has no suffix or .sharded, for a file for each rank"
 _ADAPTERS = "adapters/"
@@ -84,7 +84,7 @@ def _whole(tensor: Any) -> np.ndarray:
 def _write_folder(folder: Path, tensors: Mapping[str, Any], num_ranks: int) -> None:
     # Lazy: a rank's parts are read when its file is written.
     values = {name: StoredArray(tensor) for name, tensor in tensors.items()}
-    parts = pieces(values, num_ranks)
+    items = write_items(values, num_ranks)
     for rank in range(num_ranks):
-        RankFile.from_pieces(file_of(rank, num_ranks), values, parts, rank).write(folder)
+        RankFile.from_items(file_of(rank, num_ranks), values, items, rank).write(folder)
     finish(folder, num_ranks, lambda: True)

@@ -17,7 +17,7 @@ import numpy as np
 from strategies.atomic_file import atomic_file
 from strategies.saving import safetensors_file
 from strategies.saving.sharded_index import Index, Part, Tensor, from_json, merged, to_json
-from strategies.saving.tensor_parts import Piece, own_arrays, shape_and_dtype
+from strategies.saving.write_items import WriteItem, own_arrays, shape_and_dtype
 
 INDEX = "model.safetensors.index.json"
 _POLL_SECONDS = 0.005
@@ -48,22 +48,22 @@ class RankFile:
     index: Index
 
     @classmethod
-    def from_pieces(cls, name: str, values: Mapping[str, Any], parts: Sequence[Piece], rank: int) -> RankFile:
+    def from_items(cls, name: str, values: Mapping[str, Any], items: Sequence[WriteItem], rank: int) -> RankFile:
         """Returns the file of a rank, with the elements that the rank writes as they are now.
 
         Args:
             name: the name of the file.
             values: the tensors: variables, split weights or arrays.
-            parts: the pieces of all ranks.
+            items: the write items of all ranks.
             rank: this rank.
 
         Raises:
             ValueError: the rank does not own a variable that it is to write.
         """
-        arrays = own_arrays(parts, rank)
+        arrays = own_arrays(items, rank)
         by_tensor: dict[str, list[int]] = {}
-        for position, piece in enumerate(parts):
-            by_tensor.setdefault(piece.name, []).append(position)
+        for position, item in enumerate(items):
+            by_tensor.setdefault(item.name, []).append(position)
         own: dict[str, np.ndarray] = {}
         index: dict[str, Tensor] = {}
         for tensor, positions in by_tensor.items():
@@ -71,10 +71,10 @@ class RankFile:
             for number, position in enumerate(positions):
                 if position not in arrays:
                     continue
-                piece = parts[position]
+                item = items[position]
                 part = tensor if len(positions) == 1 else f"{tensor}@{number + 1}of{len(positions)}"
                 own[part] = arrays[position]
-                found.append(Part(name, part, piece.starts, piece.shape, piece.begin, piece.end))
+                found.append(Part(name, part, item.starts, item.shape, item.begin, item.end))
             if found:
                 index[tensor] = Tensor(*shape_and_dtype(values[tensor]), tuple(found))
         return cls(name, own, index)

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from strategies.saving.sharded_files import RankFile, file_of, finish
-from strategies.saving.tensor_parts import Piece, pieces
 from strategies.saving.together import rank_of, texts_of_job
+from strategies.saving.write_items import WriteItem, write_items
 
 #: The time that a new folder may take to appear on all machines that share it.
 APPEARS_SECONDS = 60.0
@@ -36,9 +36,9 @@ class ShardedSaves:
     def __init__(self, background: bool) -> None:
         self._background = background
         self._running: _Running | None = None
-        # The tensors of the last save, and their pieces.
+        # The tensors of the last save, and their write items.
         self._named: Mapping[str, Any] | None = None
-        self._parts: list[Piece] = []
+        self._items: list[WriteItem] = []
 
     def save(
         self,
@@ -76,8 +76,8 @@ class ShardedSaves:
         try:
             named = values()
             if named is not self._named:
-                self._named, self._parts = named, pieces(named, num_ranks)
-            file = RankFile.from_pieces(file_of(rank, num_ranks), named, self._parts, rank)
+                self._named, self._items = named, write_items(named, num_ranks)
+            file = RankFile.from_items(file_of(rank, num_ranks), named, self._items, rank)
         except (OSError, ValueError) as error:
             # The other ranks learn of it where they wait for the files.
             text = f"{type(error).__name__}: {error}"

@@ -6,6 +6,7 @@ Several processes are in ``tests/strategies/processes/sharded_checkpoints.py``.
 from __future__ import annotations
 
 import errno
+import itertools
 import logging
 import math
 import shutil
@@ -37,8 +38,22 @@ MESHES: dict[str, tuple[dict[str, int] | None, Any]] = {
 }
 
 
+#: All meshes of up to eight devices, for each way to shard.
+ALL: dict[str, tuple[dict[str, int] | None, Any]] = {"one device": (None, None)} | {
+    f"{axes}, shard={shard}": (axes, shard)
+    for axes in (
+        *({axis: size} for axis in ("data", "tensor") for size in (2, 4)),
+        {"pipe": 2},
+        *({one: 2, other: 2} for one, other in itertools.combinations(("data", "pipe", "tensor"), 2)),
+        {"data": 2, "pipe": 2, "tensor": 2},
+    )
+    for shard in (None, "optimizer", "gradients", "weights")
+    if shard is None or "data" in axes
+}
+
+
 def made(name: str, *, units: int = 8, lora: bool = False) -> keras.Model:
-    mesh, shard = MESHES[name]
+    mesh, shard = MESHES[name] if name in MESHES else ALL[name]
 
     def layers(seed: int) -> keras.Model:
         keras.utils.set_random_seed(seed)
@@ -115,6 +130,24 @@ def test_from_every_mesh_to_every_other_and_to_plain_keras(tmp_path: Path) -> No
         states.append(values(models[last]))
     assert losses[0] == losses[1]
     same(states[0], states[1])
+
+
+@pytest.mark.parity_all
+@pytest.mark.timeout(1800)
+def test_the_whole_matrix(tmp_path: Path) -> None:
+    """From every mesh to every other, from both forms."""
+    models, saved = {name: made(name) for name in ALL}, {}
+    for number, (name, model) in enumerate(models.items()):
+        form = {"sharded": number % 3 > 0, "background": number % 3 == 1}
+        fit(model, keras_ext.Checkpoints(tmp_path / str(number), STEPS, **form), 0, 1)
+        saved[name] = values(model)
+    for name, model in models.items():
+        for number, (source, expected) in enumerate(saved.items()):
+            keras_ext.Checkpoints(tmp_path / str(number), STEPS).restore(model)
+            try:
+                same(values(model), expected)
+            except AssertionError as error:
+                raise AssertionError(f"from {source} to {name}") from error
 
 
 def test_adapters_and_kinds_of_checkpoints_are_mixed(tmp_path: Path) -> None:

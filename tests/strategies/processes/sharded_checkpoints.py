@@ -17,7 +17,7 @@ import pytest
 
 import keras_ext
 from strategies import convert, layer_api
-from strategies.saving import safetensors_file, sharded_save, tensor_parts
+from strategies.saving import safetensors_file, sharded_save, write_items
 from tests.strategies.processes.mesh_strategies import new_strategy, on
 from tests.strategies.processes.ranks import shared_folder
 
@@ -79,7 +79,7 @@ def same(one: list[np.ndarray], other: list[np.ndarray]) -> None:
 
 def test_from_every_mesh_to_every_other(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # So that both processes write a range of what both have.
-    monkeypatch.setattr(tensor_parts, "SHARED_BYTES", 100)
+    monkeypatch.setattr(write_items, "SHARED_BYTES", 100)
     models = {name: made(name) for name in (*MESHES, *SHARDS)}
     saved = {}
     for number, (name, model) in enumerate(models.items()):

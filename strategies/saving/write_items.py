@@ -1,11 +1,11 @@
-"""Cuts the tensors of a model into parts, each of which one process writes.
+"""Divides the tensors of a model among the processes that write them.
 
-A part is a range of the elements of a variable that holds a box of a tensor, or a range of one. All processes make the
+An item is a range of the elements of a variable that holds a box of a tensor, or a range of one. All processes make the
 same list, without a message: each knows who owns every variable. A variable of several owners is written by the one
 that has the fewest bytes so far, and a large one by all of them, a range each.
 
-Its contract is tested in ``tests/strategies/saving/test_tensor_parts.py``, and with several processes in
-``tests/strategies/processes/sharded_checkpoints.py``.
+Tested with several processes in ``tests/strategies/processes/sharded_checkpoints.py``. Source: torch's distributed
+checkpoints have write items as well, https://docs.pytorch.org/docs/stable/distributed.checkpoint.html.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SHARED_BYTES = 4 * 2**20
 
 
 @dataclasses.dataclass(frozen=True)
-class Piece:
+class WriteItem:
     """A range of elements of a variable, and its place in a tensor.
 
     Attributes:
@@ -43,7 +43,7 @@ class Piece:
         begin: the first of the box's flattened elements.
         end: the element after the last one.
         offset: the position of the first element in the variable.
-        rank: the process that writes the piece.
+        rank: the process that writes the item.
     """
 
     name: str
@@ -80,19 +80,19 @@ def shape_and_dtype(value: Any) -> tuple[tuple[int, ...], str]:
     return array.shape, array.dtype.name
 
 
-def pieces(values: Mapping[str, Any], num_processes: int) -> list[Piece]:
-    """Returns the pieces of all tensors, with the processes that write them. The same on all processes.
+def write_items(values: Mapping[str, Any], num_processes: int) -> list[WriteItem]:
+    """Returns the items of all tensors, with the processes that write them. The same on all processes.
 
     Args:
         values: Keras variables, split weights, or arrays that all processes have, by name.
         num_processes: the number of the job's processes.
     """
-    found: list[Piece] = []
+    found: list[WriteItem] = []
     load = [0] * num_processes
     for name, value in values.items():
-        for piece in _of(name, value):
-            owners = list(owners_of(piece.value) if hasattr(piece.value, "assign") else ()) or range(num_processes)
-            count, item_bytes = piece.end - piece.begin, _item_bytes(piece.value)
+        for item in _of(name, value):
+            owners = list(owners_of(item.value) if hasattr(item.value, "assign") else ()) or range(num_processes)
+            count, item_bytes = item.end - item.begin, _item_bytes(item.value)
             if count * item_bytes > SHARED_BYTES and len(owners) > 1:
                 split = zip(owners, bounds(count, len(owners)), strict=True)
             else:
@@ -100,9 +100,7 @@ def pieces(values: Mapping[str, Any], num_processes: int) -> list[Piece]:
             for rank, (first, last) in split:
                 load[rank] += (last - first) * item_bytes
                 found.append(
-                    dataclasses.replace(
-                        piece, begin=piece.begin + first, end=piece.begin + last, offset=first, rank=rank
-                    )
+                    dataclasses.replace(item, begin=item.begin + first, end=item.begin + last, offset=first, rank=rank)
                 )
     return found
 
@@ -111,12 +109,12 @@ def _item_bytes(value: Any) -> int:
     return int(tf.as_dtype(shape_and_dtype(value)[1]).size)
 
 
-def _of(name: str, value: Any) -> Iterator[Piece]:
-    """Yields a piece for each variable of a tensor, its shards or itself."""
+def _of(name: str, value: Any) -> Iterator[WriteItem]:
+    """Yields an item for each variable of a tensor, its shards or itself."""
     value = (sharded_weight(value) if hasattr(value, "__dict__") else None) or value
     shape, _ = shape_and_dtype(value)
     if not isinstance(value, SplitWeight):
-        yield Piece(name, value, (0,) * len(shape), shape, 0, math.prod(shape))
+        yield WriteItem(name, value, (0,) * len(shape), shape, 0, math.prod(shape))
         return
     if isinstance(value, WholeOfSlices):
         yield from _slices(name, value, (0,) * len(shape))
@@ -128,26 +126,26 @@ def _of(name: str, value: Any) -> Iterator[Piece]:
             yield from _slices(name, shard, starts)
         else:
             shape = tuple(map(int, shard.shape))
-            yield Piece(name, shard, starts, shape, 0, math.prod(shape))
+            yield WriteItem(name, shard, starts, shape, 0, math.prod(shape))
 
 
-def _slices(name: str, weight: WholeOfSlices, starts: Sequence[int]) -> Iterator[Piece]:
+def _slices(name: str, weight: WholeOfSlices, starts: Sequence[int]) -> Iterator[WriteItem]:
     for index, shard in enumerate(weight.shards):
         begin, end = weight.range_of(index)
-        yield Piece(name, shard, tuple(starts), tuple(weight.shape), begin, end)
+        yield WriteItem(name, shard, tuple(starts), tuple(weight.shape), begin, end)
 
 
-def own_arrays(parts: Sequence[Piece], rank: int) -> dict[int, np.ndarray]:
-    """Returns the elements that one process writes, as they are now, by the positions of their pieces.
+def own_arrays(items: Sequence[WriteItem], rank: int) -> dict[int, np.ndarray]:
+    """Returns the elements that one process writes, as they are now, by the positions of their items.
 
     Raises:
         ValueError: the process does not own a variable that it is to write.
     """
     found = {}
-    for position, piece in enumerate(parts):
-        if piece.rank != rank:
+    for position, item in enumerate(items):
+        if item.rank != rank:
             continue
-        if hasattr(piece.value, "assign") and is_remote(piece.value):
-            raise ValueError(f"Rank {rank} does not own {piece.name!r}, which it is to write.")
-        found[position] = piece.numpy()
+        if hasattr(item.value, "assign") and is_remote(item.value):
+            raise ValueError(f"Rank {rank} does not own {item.name!r}, which it is to write.")
+        found[position] = item.numpy()
     return found
