@@ -69,7 +69,8 @@ class CheckpointFiles:
             file.write_text(json.dumps({"format": _FORMAT, **state}))
         # Checkpoints with later names are from another run, or cannot be read.
         kept = [each for each in self.names() if each <= name][: self.num_kept]
-        for path in self.folder.glob("step-*"):
+        # Marks first: a process that is killed here must not leave one without its files.
+        for path in sorted(self.folder.glob("step-*"), key=lambda path: path.suffix != ".json"):
             if path.name.split(".")[0] in kept:
                 continue
             if path.is_dir():
