@@ -54,6 +54,7 @@ from strategies.replica.stored_array import StoredArray
 from strategies.replica.weight_identity import note_copy
 from strategies.replica.whole_weights import joined
 from strategies.saving.restoring import state_of
+from strategies.saving.safetensors_file import SafetensorsReader
 from strategies.saving.sharded_files import read_sharded_index
 from strategies.saving.sharded_save import ShardedSaves
 from strategies.saving.sharded_tensor import damaged_tensors, sharded_tensors
@@ -138,6 +139,7 @@ __all__ = [
     "NeedsAllMicrobatchesError",
     "ReplicaParts",
     "RowExchange",
+    "SafetensorsReader",
     "ShardedSaves",
     "SplitWeight",
     "StageMessages",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import os
 import time
 from collections.abc import Callable
@@ -18,8 +20,8 @@ def _plain(folder: Path, megabytes: int, report: Report) -> None:
     """Writes half of the bytes into a file of this process, and waits until they are on the disk."""
     folder.mkdir(parents=True, exist_ok=True)
     data = np.random.default_rng(0).random(megabytes * 125_000 // 2, "float64")
-    path, number = folder / f"of {os.getpid()}", 0
-    while True:
+    path = folder / f"of {os.getpid()}"
+    for number in itertools.count():
         begin = time.perf_counter()
         new = path.with_suffix(f".{number}")
         with new.open("wb", buffering=0) as file:
@@ -27,10 +29,9 @@ def _plain(folder: Path, megabytes: int, report: Report) -> None:
             while view:
                 view = view[file.write(view) :]
             os.fsync(file.fileno())
-        # Like the checkpoints, of which one is kept.
+        # Checkpoints(num_kept=1) deletes the previous file, too.
         path.with_suffix(f".{number - 1}").unlink(missing_ok=True)
         report(time.perf_counter() - begin)
-        number += 1
 
 
 def _training(megabytes: int) -> Any:
@@ -50,60 +51,26 @@ def _training(megabytes: int) -> Any:
     return model
 
 
-def _saves(folder: Path, megabytes: int, **options: Any) -> tuple[Callable[[], None], Callable[[], None]]:
-    """Returns two functions: one saves the model, the other waits until the save is complete."""
+def _saves(folder: Path, megabytes: int, report: Report, *, counts_wait: bool = True, **options: Any) -> None:
+    """Saves the model as `fit` does; reports the time of a save, with or without the wait until it is complete."""
     import keras_ext
 
-    model = _training(megabytes)
-    checkpoints = keras_ext.Checkpoints(folder, 10**6, num_kept=1, **options)
-    checkpoints.set_model(model)
-    epochs = iter(range(1, 10**6))
-
-    def save() -> None:
-        checkpoints._save(keras_ext.TrainingPosition(next(epochs)))
-
-    return save, lambda: None if checkpoints._saves is None else checkpoints._saves.wait(model)
-
-
-def _blocking(folder: Path, megabytes: int, report: Report, **options: Any) -> None:
-    save, _ = _saves(folder, megabytes, **options)
-    while True:
+    checkpoints = keras_ext.Checkpoints(folder, 1, num_kept=1, **options)
+    checkpoints.set_model(_training(megabytes))
+    for epoch in itertools.count():
         begin = time.perf_counter()
-        save()
-        report(time.perf_counter() - begin)
+        checkpoints.on_epoch_end(epoch)
+        saved = time.perf_counter()
+        checkpoints.on_train_end()
+        report((time.perf_counter() if counts_wait else saved) - begin)
 
 
-def _whole(folder: Path, megabytes: int, report: Report) -> None:
-    _blocking(folder, megabytes, report)
-
-
-def _sharded(folder: Path, megabytes: int, report: Report) -> None:
-    _blocking(folder, megabytes, report, sharded=True)
-
-
-def _stall(folder: Path, megabytes: int, report: Report) -> None:
-    save, wait = _saves(folder, megabytes, sharded=True, background=True)
-    while True:
-        begin = time.perf_counter()
-        save()
-        waited = time.perf_counter() - begin
-        wait()
-        report(waited)
-
-
-def _written(folder: Path, megabytes: int, report: Report) -> None:
-    save, wait = _saves(folder, megabytes, sharded=True, background=True)
-    while True:
-        begin = time.perf_counter()
-        save()
-        wait()
-        report(time.perf_counter() - begin)
-
+_background = functools.partial(_saves, sharded=True, background=True)
 
 PROGRAMS: dict[str, Callable[[Path, int, Report], None]] = {
     "plain": _plain,
-    "whole": _whole,
-    "sharded": _sharded,
-    "stall": _stall,
-    "written": _written,
+    "whole": _saves,
+    "sharded": functools.partial(_saves, sharded=True),
+    "stall": functools.partial(_background, counts_wait=False),
+    "written": _background,
 }

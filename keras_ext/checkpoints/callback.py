@@ -17,7 +17,7 @@ import numpy as np
 import strategies
 from keras_ext.checkpoints import adapters
 from keras_ext.checkpoints import sharded as sharded_checkpoints
-from keras_ext.checkpoints.files import CheckpointFiles, load_weights
+from keras_ext.checkpoints.files import CheckpointFiles, load_keras_file
 from strategies import layer_api
 
 _logger = logging.getLogger(__name__)
@@ -248,7 +248,7 @@ class Checkpoints(keras.callbacks.Callback):
             self._saves.save(
                 model,
                 self._files.shards(name),
-                lambda: self._tensors.of(model),
+                lambda: self._tensors.find(model),
                 lambda: self._files.begin_shards(name),
                 lambda: self._files.finish(name, state),
             )
@@ -305,7 +305,7 @@ class Checkpoints(keras.callbacks.Callback):
     def _load_whole(self, model: keras.Model, name: str, state: Mapping[str, Any]) -> str:
         """Loads the files of a checkpoint, on rank 0; returns the error of files that cannot be read, or ""."""
         try:
-            load_weights(model, self._files.weights(name))
+            load_keras_file(model, self._files.weights(name))
             adapters.read(self._files.adapters(name), model)
         except OSError as error:
             return f"{error}" or type(error).__name__

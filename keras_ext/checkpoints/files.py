@@ -105,7 +105,7 @@ class CheckpointFiles:
             return json.dumps({"refused": str(error)})
 
 
-def load_weights(model: keras.Model, path: Path) -> None:
+def load_keras_file(model: keras.Model, path: Path) -> None:
     """Loads weights as Keras does, but raises an error where Keras warns that the optimizer does not fit."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from keras_ext.checkpoints import adapters
+from keras_ext.presets.verdict import lines_of
 from strategies import layer_api
 
 _ADAPTERS = "adapters/"
@@ -32,7 +33,7 @@ class TensorsToSave:
         self._key: list[Any] = []
         self._found: dict[str, Any] = {}
 
-    def of(self, model: Any) -> dict[str, Any]:
+    def find(self, model: Any) -> dict[str, Any]:
         """Returns the same as :func:`tensors_to_save`."""
         optimizer = getattr(model, "optimizer", None)
         variables = [*model.variables, *([] if optimizer is None else optimizer.variables)]
@@ -102,15 +103,15 @@ def together(model: Any, kind: type[ValueError]) -> Iterator[None]:
 
 def differences(values: Mapping[str, Any], index: Mapping[str, Any]) -> list[str]:
     """Returns a line for each tensor that the model has and the files have not, or the reverse, or in another shape."""
-    shapes = {name: layer_api.shape_and_dtype(value)[0] for name, value in values.items()}
-    lines = [f"missing: {name}, shape {shape}" for name, shape in shapes.items() if name not in index]
-    lines += [f"extra: {name}, shape {tuple(tensor.shape)}" for name, tensor in index.items() if name not in shapes]
-    lines += [
-        f"misshapen: {name}, shape {shape}, in the file {tuple(index[name].shape)}"
-        for name, shape in shapes.items()
-        if name in index and tuple(index[name].shape) != shape
-    ]
-    return lines
+    own = {name: layer_api.shape_and_dtype(value)[0] for name, value in values.items()}
+    theirs = {name: tuple(tensor.shape) for name, tensor in index.items()}
+    return lines_of(
+        layer_api.Differences(
+            missing={name: shape for name, shape in own.items() if name not in theirs},
+            extra={name: shape for name, shape in theirs.items() if name not in own},
+            misshapen={name: (own[name], theirs[name]) for name in own if theirs.get(name, own[name]) != own[name]},
+        )
+    )
 
 
 def listed(lines: list[str]) -> str:

@@ -7,15 +7,20 @@ from typing import Any
 from strategies import layer_api
 
 
-def described(found: layer_api.Differences) -> str:
-    """Returns a line for each tensor that differs; "" if none does."""
+def lines_of(found: layer_api.Differences) -> list[str]:
+    """Returns a line for each tensor that differs."""
     lines = [f"missing: {name}, shape {shape}" for name, shape in found.missing.items()]
     lines += [f"extra: {name}, shape {shape}" for name, shape in found.extra.items()]
     lines += [
         f"misshapen: {name}, shape {expected}, in the file {shape}"
         for name, (expected, shape) in found.misshapen.items()
     ]
-    return "\n".join(sorted(lines))
+    return lines
+
+
+def described(found: layer_api.Differences) -> str:
+    """Returns :func:`lines_of` as a text, in alphabetical order; "" if no tensor differs."""
+    return "\n".join(sorted(lines_of(found)))
 
 
 def agree(preset: Any, text: str, error: Exception | None = None, *, is_known: bool = False) -> None:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import tempfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +16,8 @@ import tensorflow as tf
 
 from strategies.replica.stored_array import Box
 from strategies.saving.file_contents import DatasetOfFile, datasets_of
-from strategies.saving.safetensors_file import SafetensorsReader
+from strategies.saving.safetensors_file import FileTensor, SafetensorsReader
 from strategies.saving.sharded_files import INDEX, read_sharded_index
-from strategies.saving.sharded_index import Part, Tensor
 from strategies.saving.sharded_tensor import ShardedTensor, damaged_tensors, sharded_tensors
 
 KINDS = (
@@ -29,7 +27,7 @@ KINDS = (
 
 
 @contextlib.contextmanager
-def open_tensors(path: Path) -> Iterator[dict[str, Any]]:
+def open_tensors(path: Path) -> Iterator[Mapping[str, Any]]:
     """Context manager: yields the tensors of a file or folder by name, with a shape, a dtype, and boxes to be read.
 
     Args:
@@ -44,7 +42,7 @@ def open_tensors(path: Path) -> Iterator[dict[str, Any]]:
     elif path.name == INDEX or path.name.endswith(".safetensors.index.json"):
         yield _of_hub_index(path)
     elif path.suffix == ".safetensors":
-        yield _of_safetensors(path)
+        yield dict(SafetensorsReader(path).tensors)
     elif path.suffix == ".h5" or path.name.endswith(".weights.json"):
         yield _of_h5(path)
     elif path.suffix == ".keras":
@@ -79,25 +77,16 @@ def _of_folder(folder: Path) -> dict[str, ShardedTensor]:
     return sharded_tensors(folder, index)
 
 
-def _of_hub_index(path: Path) -> dict[str, ShardedTensor]:
+def _of_hub_index(path: Path) -> Mapping[str, Any]:
     read = json.loads(path.read_text())
     if "tensors" in read:
         return _of_folder(path.parent)
-    found: dict[str, ShardedTensor] = {}
+    found: dict[str, FileTensor] = {}
     for file in sorted(set(read["weight_map"].values())):
-        found |= _of_safetensors(path.with_name(file))
+        found |= SafetensorsReader(path.with_name(file)).tensors
     missing = sorted(set(read["weight_map"]) - set(found))
     if missing:
         raise ValueError(f"{path} names tensors that its files do not have. Received: {', '.join(missing)}.")
-    return found
-
-
-def _of_safetensors(path: Path) -> dict[str, ShardedTensor]:
-    reader = SafetensorsReader(path)
-    found = {}
-    for name, (dtype, shape, _, _) in reader.tensors.items():
-        part = Part(path.name, name, (0,) * len(shape), shape, 0, math.prod(shape))
-        found[name] = ShardedTensor(Tensor(shape, dtype.name, (part,)), lambda file: reader)
     return found
 
 

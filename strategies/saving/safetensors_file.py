@@ -19,14 +19,18 @@ from typing import Any
 
 import numpy as np
 
+from strategies.replica.stored_array import Box
+
 #: The format's names of dtypes, by NumPy's.
 NAMES = {"bool": "BOOL", "bfloat16": "BF16", "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2", "complex64": "C64"}
 NAMES |= {f"float{bits}": f"F{bits}" for bits in (16, 32, 64)}
 NAMES |= {f"{name}{bits}": f"{kind}{bits}" for kind, name in (("I", "int"), ("U", "uint")) for bits in (8, 16, 32, 64)}
 
+_DTYPES = {theirs: ours for ours, theirs in NAMES.items()}
+
 # Enough to make calls negligible; the checksum of a piece is computed while it is in the processor's cache.
 _CHUNK_BYTES = 2**20
-# After so many bytes the disk begins to write, while the next ones are checked and copied.
+# The disk begins to write each time this number of bytes is complete, while the next ones are checked and copied.
 _FLUSH_BYTES = 2**23
 
 
@@ -96,8 +100,55 @@ def _pieces(array: np.ndarray) -> Iterator[memoryview]:
         yield data[begin : begin + _CHUNK_BYTES]
 
 
+class FileTensor:
+    """A tensor of a file as a dataset: it has a shape and a dtype, and is read by boxes, or by ranges of elements.
+
+    Args:
+        path: the file.
+        begin: the offset of the bytes of all tensors in it.
+        entry: the tensor's entry in the header.
+
+    Raises:
+        ValueError, KeyError, TypeError: the entry is damaged.
+    """
+
+    def __init__(self, path: Path, begin: int, entry: Any) -> None:
+        self.shape: tuple[int, ...] = tuple(int(size) for size in entry["shape"])
+        self.dtype: np.dtype[Any] = np.dtype(_DTYPES[entry["dtype"]])
+        self.size = math.prod(self.shape)
+        first, last = entry["data_offsets"]
+        if last - first != self.size * self.dtype.itemsize:
+            raise ValueError(f"{last - first} bytes are not a tensor of {self.dtype} of shape {self.shape}")
+        #: The offset of the tensor's end in the file, in bytes.
+        self.end = begin + last
+        self._path = path
+        self._offset = begin + first
+
+    def __getitem__(self, where: Box) -> np.ndarray:
+        return self.box(0, self.shape, where)
+
+    def box(self, begin: int, shape: tuple[int, ...], where: Box) -> np.ndarray:
+        """Returns a box of the array of this shape that the flattened elements from `begin` on make up."""
+        if math.prod(shape) == 0:
+            return np.zeros(shape, self.dtype)[where]
+        # Mapped only while the box is copied: mapped pages count as memory of the process.
+        mapped = np.memmap(self._path, self.dtype, "r", self._offset + begin * self.dtype.itemsize, shape or (1,))
+        return np.array(mapped.reshape(shape)[where])
+
+    def flat(self, begin: int, end: int) -> np.ndarray:
+        """Returns the flattened elements `begin` to `end`."""
+        with self._path.open("rb", buffering=0) as file:
+            file.seek(self._offset + begin * self.dtype.itemsize)
+            data = bytearray((end - begin) * self.dtype.itemsize)
+            _read_all(file, memoryview(data))
+        return np.frombuffer(data, np.uint8).view(self.dtype)
+
+
 class SafetensorsReader:
-    """Reads tensors of a file, or ranges of their elements.
+    """The tensors of a file.
+
+    The package's own reader maps the file into the memory of the process, where the pages that were read would count
+    as the process' own.
 
     Args:
         path: the file.
@@ -112,47 +163,45 @@ class SafetensorsReader:
         size = path.stat().st_size
         try:
             with path.open("rb") as file:
-                self._begin = 8 + int.from_bytes(file.read(8), "little")
-                header = json.loads(file.read(min(self._begin - 8, size)))
+                begin = 8 + int.from_bytes(file.read(8), "little")
+                header = json.loads(file.read(min(begin - 8, size)))
             self.metadata: dict[str, str] = header.pop("__metadata__", {})
-            dtypes = {theirs: name for name, theirs in NAMES.items()}
-            #: The dtype, the shape and the offsets of the first and after the last byte of each tensor, by name.
-            self.tensors = {
-                name: (np.dtype(dtypes[entry["dtype"]]), tuple(entry["shape"]), *entry["data_offsets"])
-                for name, entry in header.items()
-            }
+            #: The tensors by name.
+            self.tensors = {name: FileTensor(path, begin, entry) for name, entry in header.items()}
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"The header of {path} is damaged: {type(error).__name__}: {error}.") from error
-        end = max((each[3] for each in self.tensors.values()), default=0) + self._begin
+            raise ValueError(
+                f"The header of {path} is damaged, or the file is not in the format of safetensors: {error}."
+            ) from error
+        end = max((tensor.end for tensor in self.tensors.values()), default=begin)
         if end != size:
             raise ValueError(f"{path} is to have {end} bytes by its header. Received: a file of {size} bytes.")
 
     def read(self, name: str, begin: int, end: int) -> np.ndarray:
         """Returns the flattened elements `begin` to `end` of a tensor."""
-        dtype, shape, first, _ = self._entry(name)
-        if not 0 <= begin <= end <= math.prod(shape):
-            raise ValueError(f"{self.path}: {name!r} has shape {shape}. Received: elements {begin} to {end}.")
-        with self.path.open("rb", buffering=0) as file:
-            file.seek(self._begin + first + begin * dtype.itemsize)
-            data = bytearray((end - begin) * dtype.itemsize)
-            _read_all(file, memoryview(data))
-        return np.frombuffer(data, np.uint8).view(dtype)
+        tensor = self.tensor(name)
+        if not 0 <= begin <= end <= tensor.size:
+            raise ValueError(f"{self.path}: {name!r} has shape {tensor.shape}. Received: elements {begin} to {end}.")
+        return tensor.flat(begin, end)
 
     def has(self, name: str, dtype: np.dtype[Any], count: int) -> bool:
         """Returns True if the file has a tensor of this name, with this dtype and number of elements."""
-        own_dtype, shape, _, _ = self._entry(name)
-        return own_dtype == dtype and math.prod(shape) == count
+        tensor = self.tensor(name)
+        return tensor.dtype == dtype and tensor.size == count
 
     def checksum(self, name: str) -> int:
         """Returns the CRC-32 checksum of a tensor's bytes."""
-        dtype, shape, _, _ = self._entry(name)
-        step, found = max(1, _CHUNK_BYTES // dtype.itemsize), 0
-        for begin in range(0, math.prod(shape), step):
-            piece = self.read(name, begin, min(begin + step, math.prod(shape)))
-            found = zlib.crc32(piece.view(np.uint8).data, found)
+        tensor = self.tensor(name)
+        step, found = max(1, _CHUNK_BYTES // tensor.dtype.itemsize), 0
+        for begin in range(0, tensor.size, step):
+            found = zlib.crc32(tensor.flat(begin, min(begin + step, tensor.size)).view(np.uint8).data, found)
         return found
 
-    def _entry(self, name: str) -> tuple[np.dtype[Any], tuple[int, ...], int, int]:
+    def tensor(self, name: str) -> FileTensor:
+        """Returns a tensor.
+
+        Raises:
+            ValueError: there is none of this name.
+        """
         if name not in self.tensors:
             raise ValueError(f"{self.path} has no tensor {name!r}: the file is damaged, or another one.")
         return self.tensors[name]

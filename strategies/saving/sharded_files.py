@@ -20,6 +20,7 @@ from strategies.saving.sharded_index import Index, Part, Tensor, from_json, merg
 from strategies.saving.write_items import WriteItem, own_arrays, shape_and_dtype
 
 INDEX = "model.safetensors.index.json"
+# Other processes make the files, on a file system that may show them late: there is no event to wait for.
 _POLL_SECONDS = 0.005
 
 
@@ -35,7 +36,7 @@ def index_of(file: str) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class RankFile:
-    """What one rank writes: its arrays, and their places in the tensors.
+    """The file that one rank writes: its arrays, and their places in the tensors.
 
     Attributes:
         name: the name of the file.

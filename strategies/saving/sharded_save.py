@@ -23,6 +23,7 @@ from strategies.saving.write_items import WriteItem, write_items
 
 #: The time that a new folder may take to appear on all machines that share it.
 APPEARS_SECONDS = 60.0
+# Another process makes the folder, on a file system that may show it late: there is no event to wait for.
 _POLL_SECONDS = 0.005
 
 
@@ -69,10 +70,10 @@ class ShardedSaves:
                 begin()
                 (folder / token).touch()
             except OSError as error:
-                text = f"{type(error).__name__}: {error}"
+                text = _described(error)
         [(token, failed), *_] = [each.split("\n", 1) for each in texts_of_job(model, f"{token}\n{text}")]
         _raise_if_any(folder, [failed])
-        file: RankFile | None = None
+        file: RankFile | str
         try:
             named = values()
             if named is not self._named:
@@ -80,8 +81,8 @@ class ShardedSaves:
             file = RankFile.from_items(file_of(rank, num_ranks), named, self._items, rank)
         except (OSError, ValueError) as error:
             # The other ranks learn of it where they wait for the files.
-            text = f"{type(error).__name__}: {error}"
-        self._running = _Running(folder, token, file or text, num_ranks, complete if rank == 0 else None)
+            file = _described(error)
+        self._running = _Running(folder, token, file, num_ranks, complete if rank == 0 else None)
         if not self._background:
             self.wait(model)
 
@@ -144,7 +145,7 @@ class _Running:
                 self._complete()
         # Any error is to reach all ranks, and none may be left waiting.
         except Exception as error:
-            self.text = f"{type(error).__name__}: {error}"
+            self.text = _described(error)
         finally:
             self.written.set()
 
@@ -162,6 +163,10 @@ class _Running:
                     "Sharded checkpoints need a folder that all processes share"
                 )
             time.sleep(_POLL_SECONDS)
+
+
+def _described(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
 
 
 def _raise_if_any(folder: Path, texts: list[str]) -> None:

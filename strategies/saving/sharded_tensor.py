@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -37,19 +36,10 @@ class ShardedTensor:
                 if any(begin >= end for begin, end in overlap):
                     continue
                 target = tuple(slice(b - a.start, e - a.start) for (b, e), a in zip(overlap, where, strict=True))
-                inner = [(b - a.start, e - a.start) for (b, e), a in zip(overlap, box, strict=True)]
-                shape = [each.stop - each.start for each in box]
-                found[target] = self._read(part.file, part.name, position, shape, inner)
+                source = tuple(slice(b - a.start, e - a.start) for (b, e), a in zip(overlap, box, strict=True))
+                shape = tuple(each.stop - each.start for each in box)
+                found[target] = self._reader(part.file).tensor(part.name).box(position, shape, source)
         return found
-
-    def _read(self, file: str, name: str, position: int, shape: list[int], inner: list[tuple[int, int]]) -> np.ndarray:
-        """Reads a box of a box of this shape whose elements begin at `position`: the rows that the inner box covers."""
-        if not shape:
-            return self._reader(file).read(name, position, position + 1).reshape(())
-        row = math.prod(shape[1:])
-        first, last = inner[0]
-        rows = self._reader(file).read(name, position + first * row, position + last * row)
-        return rows.reshape(last - first, *shape[1:])[(slice(None), *(slice(b, e) for b, e in inner[1:]))]
 
 
 def sharded_tensors(folder: Path, index: Index) -> dict[str, ShardedTensor]:

@@ -59,11 +59,7 @@ def from_all_ranks(model: Any, text: str, *, of_optimizer: bool = False) -> list
 
 def texts_of_job(model: Any, text: str) -> list[str]:
     """Returns the texts of all processes of a model's job, by rank; only `text` if there is one. All call it."""
-    engine = engine_of_processes(getattr(model, "distribute_strategy", None))
-    if engine is None:
-        return [text]
-    with explained(engine.member):
-        return gather_texts(text, engine.process_group)
+    return _texts(engine_of_processes(getattr(model, "distribute_strategy", None)), text)
 
 
 def rank_of(model: Any) -> tuple[int, int]:
@@ -77,7 +73,10 @@ def texts_of_ranks(text: str) -> list[str]:
 
     All processes call it.
     """
-    engine = engine_of_processes(tf.distribute.get_strategy())
+    return _texts(engine_of_processes(tf.distribute.get_strategy()), text)
+
+
+def _texts(engine: Engine | None, text: str) -> list[str]:
     if engine is None:
         return [text]
     with explained(engine.member):

@@ -11,9 +11,10 @@ import pytest
 import tensorflow as tf
 
 import keras_ext
-from strategies import convert, layer_api
+from strategies import convert
 from strategies.converting import open_tensors, write_tensors
-from tests.keras_ext.checkpoints.test_sharded import fit, made, same, values
+from tests.keras_ext.checkpoints.states import same, values
+from tests.keras_ext.checkpoints.test_sharded import fit, made
 
 safetensors_numpy = pytest.importorskip("safetensors.numpy")
 
@@ -69,7 +70,6 @@ def test_every_format(mesh: str, trained: keras.Model, files: dict[str, tuple[Pa
 
 def test_what_does_not_fit_is_named(files: dict[str, tuple[Path, Any]], tmp_path: Path) -> None:
     model = made("shard=weights", units=9)
-    layer_api.state_of(model)
     before = values(model)
     path, names = files["safetensors"]
     with pytest.raises(ValueError, match=r"(?s)does not fit the model.*misshapen: layers/dense/vars/0, shape \(6, 9\)"):

@@ -5,7 +5,6 @@ Several processes are in ``tests/strategies/processes/sharded_checkpoints.py``.
 
 from __future__ import annotations
 
-import errno
 import itertools
 import logging
 import math
@@ -23,6 +22,7 @@ import strategies
 from strategies import convert, layer_api
 from strategies.converting import open_tensors
 from strategies.saving import safetensors_file, sharded_save
+from tests.keras_ext.checkpoints.states import full, same, values
 from tests.strategies.parity.harness import labels, vectors
 
 L = keras.layers
@@ -88,16 +88,6 @@ def fit(model: keras.Model, checkpoints: Any, first: int, last: int) -> Any:
     return model.fit(
         X, Y, batch_size=4, initial_epoch=first, epochs=last, shuffle=False, verbose=0, callbacks=[checkpoints]
     )
-
-
-def values(model: Any) -> list[np.ndarray]:
-    """Returns all weights and slots, whole."""
-    return layer_api.values_of(model, [*layer_api.joined(model.weights), *layer_api.joined(model.optimizer.variables)])
-
-
-def same(one: list[np.ndarray], other: list[np.ndarray], atol: float = 0) -> None:
-    for mine, theirs in zip(one, other, strict=True):
-        np.testing.assert_allclose(mine, theirs, rtol=0, atol=atol)
 
 
 def test_from_every_mesh_to_every_other_and_to_plain_keras(tmp_path: Path) -> None:
@@ -189,7 +179,6 @@ def test_a_damaged_checkpoint_is_named_and_an_older_one_used(tmp_path: Path, cap
 def test_all_that_differs_is_named_at_once(tmp_path: Path) -> None:
     fit(made("one device"), keras_ext.Checkpoints(tmp_path, STEPS, sharded=True), 0, 1)
     other = made("shard=weights", units=9)
-    layer_api.state_of(other)
     before = values(other)
     with pytest.raises(ValueError, match="another model or optimizer") as caught:
         keras_ext.Checkpoints(tmp_path, STEPS).restore(other)
@@ -238,16 +227,13 @@ def test_a_full_disk_leaves_the_last_checkpoint(
     fit(model, checkpoints, 0, 1)
     expected = values(model)
 
-    def full(*args: Any) -> Any:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
     monkeypatch.setattr(safetensors_file, "write", full)
     with pytest.raises(ValueError, match=r"could not be saved; older ones are kept. Rank 0: OSError: .*No space left"):
         fit(model, checkpoints, 1, 3)
     monkeypatch.undo()
     assert keras_ext.Checkpoints(tmp_path, STEPS).restore(model).epoch == 1
     same(values(model), expected)
-    # What is left over goes with the next checkpoint.
+    # The next checkpoint deletes the unfinished one.
     fit(model, keras_ext.Checkpoints(tmp_path, STEPS, sharded=True, num_kept=1), 1, 2)
     assert {path.name.split(".")[0] for path in tmp_path.iterdir()} == {"step-000000008"}
 

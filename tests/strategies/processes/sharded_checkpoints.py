@@ -5,7 +5,6 @@ Assertions compare values that both know: if one fails, the other fails, too.
 
 from __future__ import annotations
 
-import errno
 import logging
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,6 +17,7 @@ import pytest
 import keras_ext
 from strategies import convert, layer_api
 from strategies.saving import safetensors_file, sharded_save, write_items
+from tests.keras_ext.checkpoints.states import full, same, values
 from tests.strategies.processes.mesh_strategies import new_strategy, on
 from tests.strategies.processes.ranks import shared_folder
 
@@ -65,16 +65,6 @@ def fit(model: Any, checkpoints: Any, first: int, last: int) -> Any:
     return model.fit(
         X, Y, batch_size=4, initial_epoch=first, epochs=last, shuffle=False, verbose=0, callbacks=[checkpoints]
     )
-
-
-def values(model: Any) -> list[np.ndarray]:
-    layer_api.state_of(model)
-    return layer_api.values_of(model, [*layer_api.joined(model.weights), *layer_api.joined(model.optimizer.variables)])
-
-
-def same(one: list[np.ndarray], other: list[np.ndarray]) -> None:
-    for mine, theirs in zip(one, other, strict=True):
-        np.testing.assert_array_equal(mine, theirs)
 
 
 def test_from_every_mesh_to_every_other(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,9 +119,6 @@ def test_a_full_disk_of_one_rank(shared: Path, background: bool, monkeypatch: py
     checkpoints = keras_ext.Checkpoints(shared, STEPS, sharded=True, background=background)
     fit(model, checkpoints, 0, 1)
     expected = values(model)
-
-    def full(*args: Any) -> Any:
-        raise OSError(errno.ENOSPC, "No space left on device")
 
     if layer_api.rank_of(model)[0] == 1:
         monkeypatch.setattr(safetensors_file, "write", full)

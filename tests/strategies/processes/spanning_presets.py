@@ -23,9 +23,8 @@ import numpy as np
 import pytest
 
 import keras_ext
-from keras_ext.presets import safetensors
 from strategies import layer_api
-from strategies.saving import file_contents
+from strategies.saving import file_contents, safetensors_file
 from tests.keras_ext.presets import folders
 from tests.strategies.processes.mesh_strategies import new_strategy, on
 
@@ -74,7 +73,7 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
         return counted
 
-    for owner in (file_contents.DatasetOfFile, safetensors._Tensor):
+    for owner in (file_contents.DatasetOfFile, safetensors_file.FileTensor):
         monkeypatch.setattr(owner, "__getitem__", counting(owner.__getitem__))
     return sizes
 
