@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import strategies
-from keras_ext.text_table import text_table
 from strategies import layer_api
 from strategies.planning import Sharing, bytes_per_parameter
+from strategies.text_table import text_table
 
 #: The formula still applies if at most this fraction of the memory does not follow it.
 _FEW = 0.05

@@ -9,9 +9,9 @@ from typing import Any, Literal
 
 import strategies
 from keras_ext.planned_model import PlannedModel, planned_model
-from keras_ext.text_table import text_table
 from strategies import layer_api
 from strategies.planning import HeldBytes, Sharing, held_bytes
+from strategies.text_table import text_table
 
 _UNITS = ((10**9, "GB"), (10**6, "MB"), (10**3, "kB"), (1, "bytes"))
 

@@ -8,6 +8,8 @@ from typing import Any
 _MODULES = {
     "CentralStorageStrategy": "strategies.central_storage",
     "Cluster": "strategies.topology.cluster",
+    "ComparedValue": "strategies.comparison",
+    "Comparison": "strategies.comparison",
     "DeviceMesh": "strategies.topology.mesh",
     "DifferenceWarning": "strategies.batches.row_warnings",
     "DistributedError": "strategies.control_plane",

@@ -4,6 +4,8 @@ from strategies import elastic as elastic
 from strategies.batches.row_warnings import DifferenceWarning as DifferenceWarning
 from strategies.batches.row_warnings import strict as strict
 from strategies.central_storage import CentralStorageStrategy as CentralStorageStrategy
+from strategies.comparison import ComparedValue as ComparedValue
+from strategies.comparison import Comparison as Comparison
 from strategies.control_plane import DistributedError as DistributedError
 from strategies.engine.strategy import Finding as Finding
 from strategies.exactness import exact as exact

@@ -69,7 +69,7 @@ ROOMS = (
     Room("frozen context", 0, ("strategies.frozen_context",)),
     Room("plans", 0, ("strategies.planning",)),
     Room("files", 0, ("strategies.atomic_file",)),
-    Room("text tables", 0, ("keras_ext.text_table",)),
+    Room("text tables", 0, ("strategies.text_table",)),
     Room(
         "schedule",
         0,

@@ -7,8 +7,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from keras_ext.text_table import text_table
 from strategies.evenly import even_bounds
+from strategies.text_table import text_table
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from typing import Any
 from keras_ext.pipeline.schedule import Action, Kind, Schedule
 from keras_ext.pipeline.svg_chart import IDLE, Box, chart, shades
 from keras_ext.pipeline.validation import validate
-from keras_ext.text_table import text_table
+from strategies.text_table import text_table
 
 #: Blue, orange and green, which colour-blind people can tell apart; blue is also darker than the others.
 COLOURS = {

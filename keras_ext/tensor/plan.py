@@ -11,8 +11,8 @@ import keras
 
 from keras_ext.tensor.attention_heads import Heads
 from keras_ext.tensor.cuts import own_weights
-from keras_ext.text_table import text_table
 from strategies import layer_api
+from strategies.text_table import text_table
 
 #: The kinds of split of a layer. The last splits its weights only, not the computation.
 KINDS = ("column", "row", "vocab", "heads", "hidden", "gathered")

@@ -8,13 +8,15 @@ a training step combines the losses of replicas; each output is checked for rows
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Any
+from typing import Any, overload
 
 import keras
 import tensorflow as tf
 
+from strategies._keras_hooks.comparisons import batches_of, compare
 from strategies._keras_hooks.global_state import global_state_kept
 from strategies._keras_hooks.microbatch_layers import layers_of_microbatches
 from strategies._keras_hooks.shapes import shapes_of
@@ -22,6 +24,7 @@ from strategies.batches import shares
 from strategies.batches.program_lines import line_of
 from strategies.batches.row_dependence import RowDependence
 from strategies.batches.row_warnings import MIXING_FIX, is_fault, mixes_rows
+from strategies.comparison import Comparison
 from strategies.engine.strategy import Finding, MeshStrategy
 from strategies.replica.parts import current_parts
 
@@ -45,10 +48,46 @@ _ONE_MICROBATCH = f"Use num_microbatches=1, and check again; or {_AS_ROWS}."
 class KerasStrategy(MeshStrategy):
     """The base class of the strategies: a mesh, and a check of Keras models on it."""
 
-    def check(self, model: Any, inputs: Any = None) -> tuple[Finding, ...]:
-        """Returns the layers whose results differ from those on one device, with fixes; empty if there are none.
+    @overload
+    def check(self, model: Any, *, inputs: Any = None) -> tuple[Finding, ...]: ...
 
-        The check covers the calls of all layers, in training. It finds
+    @overload
+    def check(
+        self,
+        model: Any,
+        data: Any,
+        *,
+        steps: int = 3,
+        inputs: Any = None,
+        reference: Callable[[], Any] | None = None,
+    ) -> Comparison: ...
+
+    def check(
+        self,
+        model: Any,
+        data: Any = None,
+        *,
+        steps: int = 3,
+        inputs: Any = None,
+        reference: Callable[[], Any] | None = None,
+    ) -> tuple[Finding, ...] | Comparison:
+        """Compares training on the mesh with training on one device; without data, it inspects the model only.
+
+        **With data**, the model is trained for `steps` steps here, and a plain copy of it on one device of rank 0, from
+        the same weights and on the same batches. Compared are the outputs of all layers and all gradients of the first
+        batch, and after each step the loss, metrics, weights, the optimizer's slots and other variables. The result
+        says whether all are equal up to rounding, and names the layer or metric from which a difference comes. The
+        model, its optimizer and its seeds are as before afterwards. All ranks call it, and get the same result.
+
+        A value differs if it is further from that of one device than 1e-6 of its scale (more in half precision), and
+        more than ten times as far as one rounding in the first weights moves it on one device. Dropout and the like,
+        of which each replica draws its own numbers, and BatchNormalization over the rows of a replica, compute as in
+        inference meanwhile: the result's `notes` name them. The layers of a pipeline over several processes are
+        compared by their gradients only. Rank 0 needs the memory of the whole model, its optimizer and two copies.
+
+        **Without data**, the layers whose results differ from those on one device are returned, with fixes; an empty
+        tuple if there are none. These are the `findings` of a result with data, too. This covers the calls of all
+        layers, in training. It finds
 
         * layers whose output mixes rows (``x - mean(x, 0)``, statistics of the batch, flips, sorting or shuffling along
           rows): over several replicas, or several micro-batches of a pipeline, they see only some of the rows;
@@ -64,22 +103,39 @@ class KerasStrategy(MeshStrategy):
         normalize over the rows of its replica. Functions that TensorFlow cannot trace, as in ``tf.py_function``, are
         not checked.
 
-        The model is traced, not computed: weights, seeds, metrics and losses do not change. Nothing is printed, and
-        processes do not wait for each other.
+        Without data the model is traced, not computed: weights, seeds, metrics and losses do not change. Nothing is
+        printed, and processes do not wait for each other.
 
         Args:
-            model: a built Keras model.
-            inputs: a batch as the model takes it, or a ``tf.TensorSpec`` for each tensor. Sequential and Functional
-                models need none, unless they cannot be traced with their unknown sizes.
+            model: a built Keras model; compiled, if there are data.
+            data: global batches: a ``tf.data.Dataset``, a ``PyDataset``, a list or a generator of them; or a tuple of
+                arrays (x, y) or (x, y, sample_weight), which are cut into batches of 32 rows.
+            steps: the number of training steps.
+            inputs: a batch as the model takes it, or a ``tf.TensorSpec`` for each tensor; by default the inputs of the
+                first batch. Sequential and Functional models need none, unless they cannot be traced with their unknown
+                sizes.
+            reference: a function that makes and compiles the same model without a strategy; its weights do not matter.
+                By default the plain model is what ``keras.models.load_model`` makes of the model's file.
 
         Raises:
-            ValueError: the model is not built, or needs `inputs`.
+            ValueError: the model is not built, or needs `inputs`; it is not compiled, or has no plain copy; there are
+                fewer batches than steps. On all ranks.
 
         Example:
 
+            comparison = strategy.check(model, dataset, steps=3)
+            print(comparison)
+            assert comparison.ok
             for finding in strategy.check(model):
                 print(finding)
         """
+        if data is not None:
+            batches = batches_of(data, steps)
+            findings = self._findings(model, batches[0][0] if inputs is None else inputs)
+            return dataclasses.replace(compare(self, model, batches, reference), findings=findings)
+        return self._findings(model, inputs)
+
+    def _findings(self, model: Any, inputs: Any) -> tuple[Finding, ...]:
         num_replicas, num_microbatches = self.num_replicas_in_sync, int(getattr(model, "num_microbatches", 1))
         if num_replicas == num_microbatches == 1:
             return ()
@@ -99,7 +155,7 @@ class KerasStrategy(MeshStrategy):
                     raise
                 raise ValueError(
                     "The model cannot be traced with the sizes that its inputs leave open, such as the length of a "
-                    "sequence: give a batch of inputs, as in strategy.check(model, x[:2]). Received: "
+                    "sequence: give a batch of inputs, as in strategy.check(model, inputs=x[:2]). Received: "
                     f"{model.name!r} with inputs {keras.tree.map_structure(lambda each: each.shape, symbolic)}, and "
                     f"{type(error).__name__}: {error}"
                 ) from error
@@ -202,8 +258,9 @@ def _symbolic_inputs(model: Any, inputs: Any) -> Any:
         return keras.tree.map_structure(_symbolic, inputs)
     if not getattr(model, "inputs", None):
         raise ValueError(
-            "A model without a graph does not define its inputs: give a batch of inputs, as in strategy.check(model, "
-            f"x[:2]). Received: {model.name!r} of class {type(model).__qualname__}, inputs=None."
+            "A model without a graph does not define its inputs: give a batch of inputs, as in "
+            f"strategy.check(model, inputs=x[:2]). Received: {model.name!r} of class {type(model).__qualname__}, "
+            "inputs=None."
         )
     # A Sequential model has one input.
     return model._inputs_struct if hasattr(model, "_inputs_struct") else model.inputs[0]

@@ -7,10 +7,7 @@ wait.
 from __future__ import annotations
 
 import contextlib
-import contextvars
 import pathlib
-import tempfile
-import threading
 from collections.abc import Callable, Mapping
 from typing import Any, Concatenate
 
@@ -18,11 +15,10 @@ import keras
 import tensorflow as tf
 
 from strategies._keras_hooks.addresses import legacy_h5_format, saving_api, saving_lib
-from strategies._keras_hooks.plain_classes import is_plain
+from strategies._keras_hooks.plain_copies import plain_form
 from strategies._keras_hooks.stored_values import reading_in_ranges
 from strategies._keras_hooks.wrapping import Rest, Result, wrap
 from strategies.engine.engine import Engine, engine_of, engine_of_processes
-from strategies.replica.whole_weights import joined
 from strategies.saving.driving import drive
 from strategies.saving.late_errors import late_errors, open_late
 from strategies.saving.one_writer import wait_until_written, write_on_rank_0
@@ -88,52 +84,9 @@ def _save_legacy(
     **kwargs: Rest.kwargs,
 ) -> Result | None:
     def save(model: keras.Model, path: object, /, *args: Rest.args, **kwargs: Rest.kwargs) -> Result:
-        return original(_plain_form(model), path, *args, **kwargs)
+        return original(plain_form(model), path, *args, **kwargs)
 
     return _save(save, model, filepath, *args, **kwargs)
-
-
-def _plain_form(model: keras.Model) -> keras.Model:
-    """Returns the model itself if it is plain, else the plain model that its ``.keras`` file gives.
-
-    Keras' legacy format (``model.h5``) stores variables by name and layers by config, and has no hook for how they are
-    written. So a model that is split, in stages or sharded is first copied into its plain form. So is a model that is
-    exported while processes own only parts of it.
-    """
-    variables = [*model.variables, *(model.optimizer.variables if model.optimizer is not None else ())]
-    layers = model._flatten_layers()
-    has_parts = any(whole is not own for whole, own in zip(joined(variables), variables, strict=False))
-    # The classes that the program chose: a model of our strategies has a subclass.
-    classes = [layer.__class__ for layer in layers]
-    if not has_parts and all(map(is_plain, classes)):
-        return model
-    own = {cls.__name__: cls for cls in classes if is_plain(cls)}
-
-    with tempfile.TemporaryDirectory() as folder:
-        path = pathlib.Path(folder) / "model.keras"
-        saving_lib.save_model(model, path)
-        return _without_strategy(lambda: saving_lib.load_model(path, custom_objects=own, safe_mode=False))
-
-
-def _without_strategy(function: Callable[[], Result]) -> Result:
-    """Calls a function outside of any strategy's scope: in a new thread, as a thread cannot suspend its scope."""
-    if not tf.distribute.has_strategy():
-        return function()
-    results: list[Result] = []
-    errors: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            results.append(function())
-        except BaseException as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=contextvars.copy_context().run, args=(run,))
-    thread.start()
-    thread.join()
-    if errors:
-        raise errors[0]
-    return results[0]
 
 
 def _get_h5_file(
@@ -155,7 +108,7 @@ def export(model: keras.Model, filepath: object, *args: Any, **kwargs: Any) -> A
     def write(model: keras.Model, path: object, /, *args: Any, **kwargs: Any) -> Any:
         # If other processes own some of the weights, no process can run the graph of the model.
         is_whole = all(owns_all(variable.value) for variable in model.variables)
-        exported = model if is_whole else _plain_form(model)
+        exported = model if is_whole else plain_form(model)
         # Some formats require a model that was called.
         exported._called = model._called
         return keras.Model.export(exported, path, *args, **kwargs)

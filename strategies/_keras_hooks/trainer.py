@@ -219,7 +219,8 @@ def read_over_replicas(metrics: Sequence[keras.Metric], result: Callable[[], Res
         if engine is None or (in_shapes_only() and tf.distribute.get_replica_context() is not None):
             return result()
         with engine.metric_totals(state):
-            return result()
+            # A metric may return its variable, whose value is a total in this block only.
+            return keras.tree.map_structure(_value_of, result())
 
     if share is None:
         return read()
@@ -228,6 +229,10 @@ def read_over_replicas(metrics: Sequence[keras.Metric], result: Callable[[], Res
         return result()
     # Read in one replica, the metric would cover only its rows.
     return mark_reduced(tf.distribute.get_replica_context().merge_call(lambda _: read()))
+
+
+def _value_of(result: Any) -> Any:
+    return tf.convert_to_tensor(result) if isinstance(result, keras.Variable) else result
 
 
 def build_ahead(

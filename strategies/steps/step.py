@@ -312,5 +312,6 @@ class Steps:
 
 
 def _as_tensor(value: Any) -> Any:
-    """Converts objects with ``__tf_tensor__``, such as a replica's pieces in several parts; others are unchanged."""
-    return tf.convert_to_tensor(value) if hasattr(value, "__tf_tensor__") and not tf.is_tensor(value) else value
+    """Converts objects with ``__tf_tensor__``, such as pieces of split layers and Keras' variables; others are kept."""
+    is_converted = hasattr(value, "__tf_tensor__") and not isinstance(value, tf.Tensor)
+    return tf.convert_to_tensor(value) if is_converted else value

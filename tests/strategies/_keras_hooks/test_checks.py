@@ -132,7 +132,7 @@ def test_models_without_a_graph_need_inputs() -> None:
     with pytest.raises(ValueError, match=r"give a batch of inputs.*Received: 'own' of class .*Own, inputs=None"):
         strategy.check(model)
     for inputs in (x, {"a": tf.TensorSpec((None, 3))}, {"a": tf.TensorSpec((6, 3))}):
-        assert [finding.layer for finding in strategy.check(model, inputs)] == ["own/adds"]
+        assert [finding.layer for finding in strategy.check(model, inputs=inputs)] == ["own/adds"]
 
     class OfLength(keras.layers.Layer):
         """Reads the length of a sequence in Python."""
@@ -148,7 +148,7 @@ def test_models_without_a_graph_need_inputs() -> None:
         model = keras.Model(taken, OfLength()(taken), name="of_length")
     with pytest.raises(ValueError, match=r"sizes that its inputs leave open.*Received: 'of_length' with inputs .*None"):
         strategy.check(model)
-    assert strategy.check(model, np.ones((2, 3, 2), "float32")) == ()
+    assert strategy.check(model, inputs=np.ones((2, 3, 2), "float32")) == ()
 
 
 def test_a_pipeline_adds_the_losses_of_micro_batches() -> None:

@@ -1,6 +1,6 @@
 """Tables of plain text."""
 
-from keras_ext.text_table import text_table
+from strategies.text_table import text_table
 
 ROWS = [("name", "of", "bytes"), ("a", "class", "1,000"), ("longer", "", "7")]
 

@@ -1,0 +1,221 @@
+"""Trains a model for a few steps and shows what each step computed; then the model is as it was before.
+
+Gradients are read from the slots of an optimizer that changes no weights: Adam with a learning rate and a beta_1 of 0
+has the gradient as its first moment. It works on every mesh, where gradients are sharded as the slots are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from strategies._keras_hooks.addresses import TensorFlowTrainer, Trainer
+from strategies._keras_hooks.layer_outputs import layer_outputs, name_of
+from strategies._keras_hooks.model_state import load_state, state_of_file
+from strategies._keras_hooks.wrapping import overrides
+from strategies.comparison import GRADIENT, LOG, OUTPUT, SLOT, STATE, WEIGHT
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """A value that is compared.
+
+    Attributes:
+        kind: the kind of its row.
+        name: the name of its row.
+        layer: the layer that has it; "" if none.
+    """
+
+    kind: str
+    name: str
+    layer: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Stage:
+    """What was computed up to a step.
+
+    Attributes:
+        step: the number of updates so far.
+        values: outputs and logs by kind and name.
+        has_gradients: True if the optimizers' slots are gradients now.
+        has_state: True if the model's variables are what the steps have made of them.
+    """
+
+    step: int
+    values: Mapping[tuple[str, str], Any]
+    has_gradients: bool = False
+    has_state: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class State:
+    """The values of a model's variables, on the process that read them.
+
+    Attributes:
+        named: arrays by their names in a file of weights.
+        seeds: the states of seed generators, in the order of layers: files do not have them.
+    """
+
+    named: Mapping[str, np.ndarray]
+    seeds: Sequence[np.ndarray]
+
+
+class ComparedTraining:
+    """Steps of one model on the same batches.
+
+    Args:
+        model: a compiled model whose optimizer is built.
+        batches: the global batches: (x, y, sample_weight) each.
+        scope: the scope of the model's strategy.
+        of_layers: True to record the outputs of layers.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        batches: Sequence[tuple[Any, Any, Any]],
+        scope: Callable[[], Any] = contextlib.nullcontext,
+        *,
+        of_layers: bool = True,
+    ) -> None:
+        self.model = model
+        self._batches = batches
+        self._scope = scope
+        self._of_layers = of_layers
+        self._optimizers = {name: each for name, each in vars(model).items() if isinstance(each, keras.Optimizer)}
+
+    def state(self) -> State:
+        """Reads the variables. Where other processes own some, call it in a function that rank 0 runs for all."""
+        named = {name: np.array(value) for name, value in state_of_file(self.model).items()}
+        return State(named, [np.array(each) for each in self._seeds()])
+
+    def set_state(self, state: State) -> None:
+        """Sets the variables. Where other processes own some, call it in a function that rank 0 runs for all."""
+        load_state(self.model, state.named)
+        for variable, value in zip(self._seeds(), state.seeds, strict=True):
+            variable.assign(value)
+
+    def _seeds(self) -> list[Any]:
+        generators = [each for layer in self.model._flatten_layers() for each in layer._seed_generators]
+        return [each.state for each in {id(each): each for each in generators}.values()]
+
+    def stages(self, reset: Callable[[], None]) -> Iterator[Stage]:
+        """Yields after the first forward pass, after the first backward pass, and after each step.
+
+        The values of variables are to be read before the next stage.
+
+        Args:
+            reset: sets the variables to their first values.
+        """
+        x, y, sample_weight = self._batches[0]
+        with self._changed():
+            reset()
+            parts = int(getattr(self.model, "num_microbatches", 1))
+            outputs = {}
+            if self._has_call():
+                outputs = layer_outputs(self.model, x, num_parts=parts, of_layers=self._of_layers)
+            yield Stage(0, {(OUTPUT, name): value for name, value in outputs.items()})
+            reset()
+            with self._recording_gradients():
+                yield Stage(0, self._train(x, y, sample_weight), has_gradients=True)
+            reset()
+            for step, (x, y, sample_weight) in enumerate(self._batches, 1):
+                yield Stage(step, self._train(x, y, sample_weight), has_state=True)
+
+    def _has_call(self) -> bool:
+        return type(self.model).call is not keras.Model.call
+
+    def _train(self, x: Any, y: Any, sample_weight: Any) -> dict[tuple[str, str], Any]:
+        logs = self.model.train_on_batch(x, y, sample_weight, return_dict=True)
+        return {(LOG, name): np.asarray(value) for name, value in logs.items()}
+
+    @contextlib.contextmanager
+    def _changed(self) -> Iterator[None]:
+        """Context manager: functions are traced for the block only, each for one step, and not compiled by XLA."""
+        model = self.model
+        before = model.jit_compile, model.steps_per_execution
+        self._forget_functions()
+        model.jit_compile, model.steps_per_execution = False, 1
+        try:
+            yield
+        finally:
+            model.jit_compile, model.steps_per_execution = before
+            self._forget_functions()
+
+    def _forget_functions(self) -> None:
+        self.model.train_function = self.model.predict_function = None
+        self.model.reset_metrics()
+
+    @contextlib.contextmanager
+    def _recording_gradients(self) -> Iterator[None]:
+        """Context manager: the optimizers of the model keep gradients, and change no weights."""
+        for name in self._optimizers:
+            with self._scope():
+                setattr(self.model, name, keras.optimizers.Adam(learning_rate=0.0, beta_1=0.0))
+        try:
+            yield
+        finally:
+            for name, optimizer in self._optimizers.items():
+                setattr(self.model, name, optimizer)
+            self._forget_functions()
+
+    def entries(self, stage: Stage) -> dict[str, Entry]:
+        """Returns the variables that are compared at a stage, by their names in a file. For a plain model only."""
+        if stage.has_gradients:
+            return self._gradients()
+        return self.state_entries() if stage.has_state else {}
+
+    def _gradients(self) -> dict[str, Entry]:
+        found: dict[str, Entry] = {}
+        owners = self._owners()
+        for attribute in self._optimizers:
+            recorder = getattr(self.model, attribute)
+            positions = {id(variable): i for i, variable in enumerate(recorder.variables)}
+            # An optimizer that no step has used has no weights.
+            for weight, slot in zip(recorder._trainable_variables, getattr(recorder, "_momentums", ()), strict=True):
+                name = f"{attribute}/vars/{positions[id(slot)]}"
+                found[name] = Entry(GRADIENT, weight.path, owners.get(id(weight), ""))
+        return found
+
+    def state_entries(self) -> dict[str, Entry]:
+        """Returns the variables of a plain model, by their names in a file."""
+        found: dict[str, Entry] = {}
+        owners, weights = self._owners(), set(map(id, self.model.trainable_variables))
+        for name, value in state_of_file(self.model).items():
+            attribute, _, position = name.partition("/vars/")
+            optimizer = self._optimizers.get(name.partition("/")[0])
+            if optimizer is None:
+                kind = WEIGHT if id(value) in weights else STATE
+                found[name] = Entry(kind, getattr(value, "path", name), owners.get(id(value), ""))
+            else:
+                is_own = attribute in self._optimizers
+                found[name] = Entry(SLOT, optimizer.variables[int(position)].path if is_own else name)
+        return found
+
+    def sources_of_loss(self) -> list[str]:
+        """Returns the names of what computes the loss of a plain model that has been trained."""
+        model = self.model
+        methods = ((TensorFlowTrainer, "train_step"), (Trainer, "compute_loss"))
+        found = [f"{type(model).__name__}.{name}" for base, name in methods if overrides(model, base, name)]
+        if model.loss is not None:
+            losses = ", ".join(map(_name_of_loss, keras.tree.flatten(model.loss)))
+            found.append(f"compile(loss={losses})")
+        return found + [name_of(each) for each in model._flatten_layers(include_self=False) if each._losses]
+
+    def _owners(self) -> dict[int, str]:
+        """Returns the names of the layers that own variables, by the variables' ids."""
+        return {
+            id(variable): name_of(layer)
+            for layer in self.model._flatten_layers()
+            for variable in (*layer._trainable_variables, *layer._non_trainable_variables)
+        }
+
+
+def _name_of_loss(loss: Any) -> str:
+    return loss if isinstance(loss, str) else str(getattr(loss, "__name__", type(loss).__name__))

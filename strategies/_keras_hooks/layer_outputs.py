@@ -1,0 +1,160 @@
+"""Records the outputs of a model's layers, and makes layers that draw numbers compute as in inference.
+
+Both replace ``call`` of the layer objects for a while, before the function of a step is traced.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from strategies.comparison import OUTPUTS
+
+_LIBRARIES = ("keras", "keras_hub", "keras_ext")
+
+
+def name_of(layer: Any) -> str:
+    """Returns the path of a layer, or its name if it has no path."""
+    return str(getattr(layer, "path", None) or layer.name)
+
+
+def layers_that_draw(model: Any) -> list[Any]:
+    """Returns the layers of Keras and KerasHub that draw random numbers in training: each replica draws its own."""
+    return [each for each in _library_layers(model) if each._seed_generators and _is_random(each)]
+
+
+def layers_of_statistics(model: Any, *, in_microbatches: bool) -> list[Any]:
+    """Returns the layers that normalize over the rows of their replica, or of their micro-batch."""
+    found = [each for each in _library_layers(model) if isinstance(each, keras.layers.BatchNormalization)]
+    return [each for each in found if each.trainable and (in_microbatches or not each.synchronized)]
+
+
+def _library_layers(model: Any) -> list[Any]:
+    layers = model._flatten_layers(include_self=False)
+    return [each for each in layers if each.__class__.__module__.partition(".")[0] in _LIBRARIES]
+
+
+def _is_random(layer: Any) -> bool:
+    """Returns False for a layer of Keras with a rate of 0, as the cells of most recurrent layers."""
+    rates = [getattr(layer, name, None) for name in ("rate", "stddev", "dropout", "recurrent_dropout")]
+    numbers = [rate for rate in rates if isinstance(rate, (int, float))]
+    takes = "training" in inspect.signature(layer.__class__.call).parameters
+    return takes and (not numbers or any(numbers))
+
+
+@contextlib.contextmanager
+def as_in_inference(layers: Sequence[Any]) -> Iterator[None]:
+    """Context manager: layers compute as in inference; functions that were traced before are not affected."""
+
+    def replaced(layer: Any, call: Callable[..., Any]) -> Callable[..., Any]:
+        del layer
+
+        @functools.wraps(call)
+        def without_training(*args: Any, **kwargs: Any) -> Any:
+            return call(*args, **{**kwargs, "training": False})
+
+        return without_training
+
+    with _replaced_calls(layers, replaced):
+        yield
+
+
+def layer_outputs(model: Any, x: Any, *, num_parts: int, of_layers: bool) -> dict[str, np.ndarray]:
+    """Returns the outputs of a model in training, and those of its layers, by name, for all rows of a batch.
+
+    Under a strategy, all processes call it. The model's function for ``predict`` is made again afterwards.
+
+    Args:
+        model: a built model.
+        x: the inputs of a batch.
+        num_parts: the number of parts of the rows that are computed one after the other, as micro-batches are.
+        of_layers: True to include the outputs of layers that are tensors with rows, in the order of calls.
+    """
+    recorded: dict[str, Any] = {}
+
+    def replaced(layer: Any, call: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(call)
+        def recording(*args: Any, **kwargs: Any) -> Any:
+            outputs = call(*args, **kwargs)
+            for leaf in keras.tree.flatten(outputs):
+                name = name_of(layer)
+                number = sum(each.partition("#")[0] == name for each in recorded)
+                # Converting gathers the pieces of a split layer's output.
+                is_split = hasattr(leaf, "__tf_tensor__")
+                recorded[f"{name}#{number + 1}" if number else name] = tf.convert_to_tensor(leaf) if is_split else leaf
+            return outputs
+
+        return recording
+
+    def predict_step(data: Any) -> dict[str, Any]:
+        recorded.clear()
+        inputs, _, _ = keras.utils.unpack_x_y_sample_weight(data)
+        outputs = model(inputs, **({"training": True} if model._call_has_training_arg else {}))
+        leaves = keras.tree.flatten(outputs)
+        own = {f"{OUTPUTS}#{i + 1}" if i else OUTPUTS: leaf for i, leaf in enumerate(leaves)}
+        return {**_with_rows(recorded, leaves[0]), **own}
+
+    layers = [each for each in model._flatten_layers(include_self=False) if of_layers]
+    object.__setattr__(model, "predict_step", predict_step)
+    model.predict_function = None
+    try:
+        with _replaced_calls(layers, replaced):
+            found = [model.predict_on_batch(part) for part in _parts(x, num_parts)]
+    finally:
+        object.__delattr__(model, "predict_step")
+        model.predict_function = None
+    names = [name for name in dict.fromkeys([*recorded, *found[0]]) if name in found[0]]
+    return {name: np.concatenate([np.asarray(each[name]) for each in found]) for name in names}
+
+
+def _parts(x: Any, number: int) -> list[Any]:
+    """Returns parts of the rows, none of them empty."""
+    rows = len(keras.tree.flatten(x)[0])
+    ends = np.linspace(0, rows, min(number, rows) + 1).astype(int)
+    return [
+        keras.tree.map_structure(lambda each: each[begin:end], x)  # noqa: B023 (called here)
+        for begin, end in itertools.pairwise(ends)
+    ]
+
+
+def _with_rows(recorded: Mapping[str, Any], outputs: Any) -> dict[str, Any]:
+    """Returns the recorded tensors that have the rows of the outputs and can be returned where these are.
+
+    A layer that is recomputed, or called in a loop, has outputs in a function of its own.
+    """
+    graph, rows = getattr(outputs, "graph", None), outputs.shape[:1]
+    return {
+        name: each
+        for name, each in recorded.items()
+        if isinstance(each, tf.Tensor)
+        and getattr(each, "graph", None) is graph
+        and each.shape.rank
+        and each.shape[:1].is_compatible_with(rows)
+        and (each.dtype.is_floating or each.dtype.is_integer)
+    }
+
+
+@contextlib.contextmanager
+def _replaced_calls(
+    layers: Sequence[Any], replaced: Callable[[Any, Callable[..., Any]], Callable[..., Any]]
+) -> Iterator[None]:
+    """Context manager: replaces ``call`` of layer objects; blocks may be nested."""
+    before = [(layer, vars(layer).get("call")) for layer in layers]
+    for layer, _ in before:
+        object.__setattr__(layer, "call", replaced(layer, layer.call))
+    try:
+        yield
+    finally:
+        for layer, own in before:
+            if own is None:
+                object.__delattr__(layer, "call")
+            else:
+                object.__setattr__(layer, "call", own)
