@@ -56,6 +56,7 @@ class Comparison:
         rows: the compared values, in the order in which they are computed.
         findings: layers that ``strategy.check(model)`` finds without data.
         notes: sentences about what was left out of the comparison, such as Dropout.
+        called: the names of all layers, in the order in which one device calls them.
         sources_of_loss: the names of what computes the loss: a function, layers that add one, a `train_step`.
 
     Example:
@@ -71,7 +72,8 @@ class Comparison:
     rows: Sequence[ComparedValue]
     findings: Sequence[Any] = ()
     notes: Sequence[str] = ()
-    sources_of_loss: tuple[str, ...] = ()
+    called: Sequence[str] = ()
+    sources_of_loss: Sequence[str] = ()
 
     @property
     def ok(self) -> bool:
@@ -103,14 +105,13 @@ class Comparison:
             return ()
         if first.kind == GRADIENT:
             return self._until_equal_gradients(first.layer)
-        return self.sources_of_loss if _is_loss(first) else (first.layer or first.name,)
+        return tuple(self.sources_of_loss) if _is_loss(first) else (first.layer or first.name,)
 
     def _until_equal_gradients(self, layer: str) -> tuple[str, ...]:
         """Returns a layer and those after it in the order of calls, up to the next with gradients: these are equal."""
         weighted = {row.layer for row in self.rows if row.kind == GRADIENT}
-        called = list(dict.fromkeys(row.layer for row in self.rows if row.kind == OUTPUT))
-        after = called[called.index(layer) + 1 :] if layer in called else []
-        return (layer, *itertools.takewhile(lambda name: name not in weighted and name != OUTPUTS, after))
+        after = itertools.dropwhile(lambda name: name != layer, self.called)
+        return (layer, *itertools.takewhile(lambda name: name not in weighted, itertools.islice(after, 1, None)))
 
     @property
     def cause(self) -> str:
@@ -120,6 +121,8 @@ class Comparison:
             return ""
         by = f"by {first.difference:.1e}, where rounding explains {first.limit:.1e}"
         names = " or ".join(map(repr, self.suspects))
+        if first.layer == OUTPUTS:
+            return f"The model's outputs differ {by}; outputs of layers were not compared, or are equal."
         if first.kind == OUTPUT:
             return f"{names} is the first layer whose output differs: {by}."
         if first.kind == GRADIENT:
@@ -159,13 +162,15 @@ class Comparison:
 
     def to_json(self) -> str:
         """Returns the result without its findings as text, for :meth:`from_json`."""
-        return json.dumps([[dataclasses.astuple(row) for row in self.rows], self.notes, self.sources_of_loss])
+        return json.dumps(
+            [[dataclasses.astuple(row) for row in self.rows], self.notes, self.called, self.sources_of_loss]
+        )
 
     @classmethod
     def from_json(cls, text: str) -> Comparison:
         """Returns the result of another rank, without findings."""
-        rows, notes, sources = json.loads(text)
-        return cls(tuple(ComparedValue(*row) for row in rows), (), tuple(notes), tuple(sources))
+        rows, *others = json.loads(text)
+        return cls(tuple(ComparedValue(*row) for row in rows), (), *map(tuple, others))
 
 
 _HEADING = ("step", "kind", "difference", "limit", "values")

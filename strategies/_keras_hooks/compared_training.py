@@ -18,7 +18,7 @@ from strategies._keras_hooks.addresses import TensorFlowTrainer, Trainer
 from strategies._keras_hooks.layer_outputs import layer_outputs, name_of
 from strategies._keras_hooks.model_state import load_state, state_of_file
 from strategies._keras_hooks.wrapping import overrides
-from strategies.comparison import GRADIENT, LOG, OUTPUT, SLOT, STATE, WEIGHT
+from strategies.comparison import GRADIENT, LOG, OUTPUT, OUTPUTS, SLOT, STATE, WEIGHT
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,6 +88,8 @@ class ComparedTraining:
         self._batches = batches
         self._scope = scope
         self._of_layers = of_layers
+        #: The names of layers in the order of their calls; empty before the first stage.
+        self.called: Sequence[str] = ()
         self._optimizers = {name: each for name, each in vars(model).items() if isinstance(each, keras.Optimizer)}
 
     def state(self) -> State:
@@ -120,6 +122,9 @@ class ComparedTraining:
             outputs = {}
             if self._has_call():
                 outputs = layer_outputs(self.model, x, num_parts=parts, of_layers=self._of_layers)
+            self.called = list(
+                dict.fromkeys(name.partition("#")[0] for name in outputs if not name.startswith(OUTPUTS))
+            )
             yield Stage(0, {(OUTPUT, name): value for name, value in outputs.items()})
             reset()
             with self._recording_gradients():

@@ -117,8 +117,8 @@ class _Comparing:
                 self._restore(first)
                 self._model.reset_metrics()
         rows = self._on_rank_0(lambda: self._with_noise(rows, plain, first, values)) or []
-        sources = () if plain is None else tuple(plain.sources_of_loss())
-        text = Comparison(rows, notes=self._notes(), sources_of_loss=sources).to_json()
+        called, sources = ([], []) if plain is None else (plain.called, plain.sources_of_loss())
+        text = Comparison(rows, (), self._notes(), called, sources).to_json()
         return Comparison.from_json(texts_of_job(self._model, text)[0])
 
     def _on_rank_0(self, function: Callable[[], _Result]) -> _Result | None:
@@ -282,7 +282,11 @@ def _pairs(
     """Yields what is compared at a stage, with its value in the plain model and on the mesh."""
     for (kind, name), expected in theirs.values.items():
         if (kind, name) in stage.values or kind == LOG:
-            yield Entry(kind, name, name if kind == OUTPUT else ""), expected, stage.values.get((kind, name), np.nan)
+            yield (
+                Entry(kind, name, name.partition("#")[0] if kind == OUTPUT else ""),
+                expected,
+                stage.values.get((kind, name), np.nan),
+            )
     entries = plain.entries(theirs)
     expected_state, state = (state_of_file(each.model) if entries else {} for each in (plain, training))
     for name, entry in entries.items():
