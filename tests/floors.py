@@ -70,6 +70,7 @@ ROOMS = (
     Room("plans", 0, ("strategies.planning",)),
     Room("files", 0, ("strategies.atomic_file",)),
     Room("text tables", 0, ("strategies.text_table",)),
+    Room("comparison", 0, ("strategies.comparison",), rooms=("text tables",)),
     Room(
         "schedule",
         0,
@@ -242,6 +243,7 @@ ROOMS = (
         ("strategies._keras_hooks",),
         ("numpy", "tensorflow", "keras"),
         (
+            "comparison",
             "rank end",
             "versions",
             "row values",
@@ -318,6 +320,7 @@ ROOMS = (
         3,
         ("strategies",),
         rooms=(
+            "comparison",
             "control plane",
             "topology",
             "batches",

@@ -161,6 +161,12 @@ class MixtureOfExperts(keras.Layer):
         """The arguments, among those that are set, whose effect in training is computed from the global batch."""
         return tuple(name for name in ("router_bias", "capacity_factor") if getattr(self, name))
 
+    @property
+    def left_out_of_files(self) -> tuple[str, ...]:
+        """The arguments, among those that are set, that the plain form in files only notes: it trains without them."""
+        names = ("router_jitter", "load_balancing_loss", "z_loss", "router_bias", "capacity_factor")
+        return tuple(name for name in names if getattr(self, name))
+
     def build(self, input_shape: Sequence[Any]) -> None:
         """Creates the Keras layers that hold the weights, in the order in which files have them."""
         # Installs the Keras hooks, also without a strategy: saving as the plain form, and the refusal of unseeded

@@ -59,11 +59,11 @@ class State:
 
     Attributes:
         named: arrays by their names in a file of weights.
-        seeds: the states of seed generators, in the order of layers: files do not have them.
+        seeds: the states of layers' seed generators by the layer's name: files do not have them.
     """
 
     named: Mapping[str, np.ndarray]
-    seeds: Sequence[np.ndarray]
+    seeds: Mapping[str, Sequence[np.ndarray]]
 
 
 class ComparedTraining:
@@ -95,17 +95,20 @@ class ComparedTraining:
     def state(self) -> State:
         """Reads the variables. Where other processes own some, call it in a function that rank 0 runs for all."""
         named = {name: np.array(value) for name, value in state_of_file(self.model).items()}
-        return State(named, [np.array(each) for each in self._seeds()])
+        seeds = {name: [np.array(each) for each in states] for name, states in self._seeds().items()}
+        return State(named, seeds)
 
     def set_state(self, state: State) -> None:
         """Sets the variables. Where other processes own some, call it in a function that rank 0 runs for all."""
         load_state(self.model, state.named)
-        for variable, value in zip(self._seeds(), state.seeds, strict=True):
-            variable.assign(value)
+        for name, own in self._seeds().items():
+            # A split layer may have one for each shard.
+            for variable, value in zip(own, state.seeds.get(name, ()), strict=False):
+                variable.assign(value)
 
-    def _seeds(self) -> list[Any]:
-        generators = [each for layer in self.model._flatten_layers() for each in layer._seed_generators]
-        return [each.state for each in {id(each): each for each in generators}.values()]
+    def _seeds(self) -> dict[str, list[Any]]:
+        layers = self.model._flatten_layers()
+        return {layer.name: [each.state for each in layer._seed_generators] for layer in layers}
 
     def stages(self, reset: Callable[[], None]) -> Iterator[Stage]:
         """Yields after the first forward pass, after the first backward pass, and after each step.

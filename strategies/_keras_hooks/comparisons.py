@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from strategies._keras_hooks.compared_training import ComparedTraining, Entry, Stage, State
-from strategies._keras_hooks.layer_outputs import as_in_inference, layers_of_statistics, layers_that_draw, name_of
+from strategies._keras_hooks.layer_outputs import as_in_inference, find_unequal_layers, name_of
 from strategies._keras_hooks.model_state import state_of_file
 from strategies._keras_hooks.plain_copies import plain_copy, without_strategy
 from strategies.collectives.descriptions import listed
@@ -28,6 +28,10 @@ from strategies.saving.together import texts_of_job
 
 _Result = TypeVar("_Result")
 
+_GIVE = (
+    "Give a function that makes and compiles the same model without a strategy, as in "
+    "strategy.check(model, data, reference=make_model)."
+)
 _BATCH_SIZE = 32
 _LIMIT = 1e-6
 # The rounding of a sum over many numbers, in units of the last place.
@@ -68,6 +72,12 @@ def compare(
             f"{model.name!r}, {'built' if model.built else 'not built'}, "
             f"{'compiled' if model.compiled else 'not compiled'}."
         )
+    for name, optimizer in vars(model).items():
+        if isinstance(optimizer, keras.Optimizer) and not optimizer.built and optimizer is not model.optimizer:
+            raise ValueError(
+                f"A comparison restores the model's optimizers, and {name!r} has no state yet: call its "
+                "`build(variables)` in the strategy's scope, or train a step, first."
+            )
     return _Comparing(engine, strategy, model, batches, reference).run()
 
 
@@ -94,8 +104,13 @@ class _Comparing:
         self._reference = reference
         in_microbatches = int(getattr(model, "num_microbatches", 1)) > 1
         has_some_rows = strategy.num_replicas_in_sync > 1 or in_microbatches
-        self._draw = layers_that_draw(model) if has_some_rows or engine.parts.mesh.size > 1 else []
-        self._normalize = layers_of_statistics(model, in_microbatches=in_microbatches) if has_some_rows else []
+        self._find_unequal = functools.partial(
+            find_unequal_layers,
+            is_split=has_some_rows or engine.parts.mesh.size > 1,
+            has_some_rows=has_some_rows,
+            in_microbatches=in_microbatches,
+        )
+        self._unequal = self._find_unequal(model)
         # Processes that own other stages compute other layers.
         self._mesh = ComparedTraining(model, batches, strategy.scope, of_layers=not engine.parts.crosses("pipe"))
         self._limit = _limit_of(model)
@@ -107,7 +122,7 @@ class _Comparing:
         plain = self._on_rank_0(lambda: self._make_plain(first))
         values: dict[tuple[int, str, str], np.ndarray] = {}
         rows: list[ComparedValue] = []
-        with as_in_inference([*self._draw, *self._normalize]):
+        with as_in_inference(self._unequal):
             theirs = None if plain is None else self._stages_of(plain, first)
             try:
                 for stage in self._mesh.stages(lambda: self._restore(first)):
@@ -144,32 +159,40 @@ class _Comparing:
         load_on_all(self._strategy, load, state_of(self._model))
 
     def _make_plain(self, first: State | None) -> ComparedTraining:
-        """Makes the plain model, with the mesh's weights."""
+        """Makes the plain model."""
+        left_out = [layer for layer in self._model._flatten_layers() if getattr(layer, "left_out_of_files", ())]
+        if left_out and self._reference is None:
+            arguments = listed(sorted({each for layer in left_out for each in layer.left_out_of_files}))
+            raise ValueError(f"In a file {_names(left_out)} has no {arguments}, so that a copy trains without. {_GIVE}")
         try:
-            plain = plain_copy(self._model) if self._reference is None else without_strategy(self._reference)
+            plain = plain_copy(self._model) if self._reference is None else self._make_reference()
         except Exception as error:
-            raise ValueError(
-                "The model has no plain copy: give a function that makes and compiles the same model without a "
-                f"strategy, as in strategy.check(model, data, reference=make_model). {type(error).__name__}: {error}"
-            ) from error
+            raise ValueError(f"The model has no plain copy. {_GIVE} {type(error).__name__}: {error}") from error
         if not plain.compiled:
-            raise ValueError(
-                "The plain model is not compiled: give a function that makes and compiles the same model without a "
-                f"strategy, as in strategy.check(model, data, reference=make_model). Received: {plain.name!r}."
-            )
-        if plain.optimizer is not None and not plain.optimizer.built:
-            plain.optimizer.build(plain.trainable_variables)
+            raise ValueError(f"The plain model {plain.name!r} is not compiled. {_GIVE}")
+        optimizer = getattr(plain, "optimizer", None)
+        if optimizer is not None and not optimizer.built:
+            optimizer.build(plain.trainable_variables)
         training = ComparedTraining(plain, self._batches)
         _check_same_names(first, training)
         return training
 
+    def _make_reference(self) -> Any:
+        """Makes the program's plain model, and calls it, which builds what `build` of a subclass has not built."""
+        if self._reference is None:
+            raise RuntimeError("There is no function that makes the plain model.")
+        plain = without_strategy(self._reference)
+        if type(plain).call is not keras.Model.call:
+            x = _rows(self._batches[0][0], 0, 1)
+            without_strategy(lambda: plain(x))
+        return plain
+
     def _stages_of(self, plain: ComparedTraining, state: State | None) -> Iterator[Stage]:
         """Yields the stages of the plain model, outside of the strategy's scope."""
-        names = {*map(name_of, self._draw), *map(name_of, self._normalize)}
-        held = [layer for layer in plain.model._flatten_layers(include_self=False) if name_of(layer) in names]
+        unequal = self._find_unequal(plain.model)
         stages = plain.stages(lambda: None if state is None else plain.set_state(state))
         while True:
-            with as_in_inference(held):
+            with as_in_inference(unequal):
                 stage = without_strategy(lambda: next(stages, None))
             if stage is None:
                 return
@@ -215,19 +238,22 @@ class _Comparing:
 
     def _notes(self) -> list[str]:
         notes = []
-        if self._draw:
-            names = listed([repr(name_of(layer)) for layer in self._draw], at_most=4)
+        if self._unequal.draw:
             notes.append(
-                f"random numbers of {names}, which each replica or shard draws for itself: they computed as in "
-                "inference."
+                f"random numbers of {_names(self._unequal.draw)}, which each replica or shard draws for itself: they "
+                "computed as in inference."
             )
-        if self._normalize:
-            names = listed([repr(name_of(layer)) for layer in self._normalize], at_most=4)
+        if self._unequal.normalize:
             notes.append(
-                f"statistics of {names}, which normalize by the rows of one replica or micro-batch: they computed as "
-                "in inference. BatchNormalization(synchronized=True) normalizes by the rows of all replicas."
+                f"statistics of {_names(self._unequal.normalize)}, which normalize by the rows of one replica or "
+                "micro-batch: they computed as in inference. BatchNormalization(synchronized=True) normalizes by the "
+                "rows of all replicas."
             )
         return notes
+
+
+def _names(layers: Sequence[Any]) -> str:
+    return listed([repr(name_of(layer)) for layer in layers], at_most=4)
 
 
 def batches_of(data: Any, steps: int) -> list[tuple[Any, Any, Any]]:
@@ -236,7 +262,8 @@ def batches_of(data: Any, steps: int) -> list[tuple[Any, Any, Any]]:
         raise ValueError(f"steps must be a whole number from 1. Received: steps={steps!r}.")
     if isinstance(data, tuple):
         count = len(keras.tree.flatten(data)[0])
-        found: Iterable[Any] = (_rows(data, begin, begin + _BATCH_SIZE) for begin in range(0, count, _BATCH_SIZE))
+        size = max(1, min(_BATCH_SIZE, count // steps))
+        found: Iterable[Any] = (_rows(data, begin, begin + size) for begin in range(0, count, size))
     elif isinstance(data, keras.utils.PyDataset):
         found = (data[i] for i in range(len(data)))
     elif isinstance(data, (tf.data.Dataset, list, Iterator)):
@@ -273,7 +300,10 @@ def _check_same_names(state: State | None, plain: ComparedTraining) -> None:
         if shapes.get(name) != theirs.get(name)
     ]
     if lines:
-        raise ValueError(f"The plain model is another model. Received: {listed(lines)}.")
+        raise ValueError(
+            "The plain model has other variables than the mesh's; its optimizers, except model.optimizer, have to be "
+            f"built, too. Received: {listed(lines)}."
+        )
 
 
 def _pairs(

@@ -6,9 +6,11 @@ Both replace ``call`` of the layer objects for a while, before the function of a
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import inspect
 import itertools
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -26,15 +28,39 @@ def name_of(layer: Any) -> str:
     return str(getattr(layer, "path", None) or layer.name)
 
 
-def layers_that_draw(model: Any) -> list[Any]:
-    """Returns the layers of Keras and KerasHub that draw random numbers in training: each replica draws its own."""
-    return [each for each in _library_layers(model) if each._seed_generators and _is_random(each)]
+@dataclasses.dataclass(frozen=True)
+class UnequalLayers:
+    """Layers that are known to compute something else on a mesh than on one device.
+
+    Attributes:
+        draw: layers that draw random numbers in training: each replica or shard draws its own.
+        normalize: layers that normalize over the rows of their replica, or of their micro-batch.
+    """
+
+    draw: Sequence[Any]
+    normalize: Sequence[Any]
 
 
-def layers_of_statistics(model: Any, *, in_microbatches: bool) -> list[Any]:
-    """Returns the layers that normalize over the rows of their replica, or of their micro-batch."""
-    found = [each for each in _library_layers(model) if isinstance(each, keras.layers.BatchNormalization)]
-    return [each for each in found if each.trainable and (in_microbatches or not each.synchronized)]
+def find_unequal_layers(model: Any, *, is_split: bool, has_some_rows: bool, in_microbatches: bool) -> UnequalLayers:
+    """Returns the layers of Keras, KerasHub and this project that are known to compute something else on a mesh.
+
+    Args:
+        model: the model on the mesh, or its plain copy.
+        is_split: True if the mesh has several devices.
+        has_some_rows: True if a layer sees some rows of the batch only.
+        in_microbatches: True if these are the rows of a micro-batch.
+    """
+    layers = _library_layers(model)
+    draw = [each for each in layers if is_split and each._seed_generators and _is_random(each)]
+    normalize = [
+        each
+        for each in layers
+        if has_some_rows
+        and isinstance(each, keras.layers.BatchNormalization)
+        and each.trainable
+        and (in_microbatches or not each.synchronized)
+    ]
+    return UnequalLayers(draw, normalize)
 
 
 def _library_layers(model: Any) -> list[Any]:
@@ -51,7 +77,7 @@ def _is_random(layer: Any) -> bool:
 
 
 @contextlib.contextmanager
-def as_in_inference(layers: Sequence[Any]) -> Iterator[None]:
+def as_in_inference(layers: UnequalLayers) -> Iterator[None]:
     """Context manager: layers compute as in inference; functions that were traced before are not affected."""
 
     def replaced(layer: Any, call: Callable[..., Any]) -> Callable[..., Any]:
@@ -63,7 +89,7 @@ def as_in_inference(layers: Sequence[Any]) -> Iterator[None]:
 
         return without_training
 
-    with _replaced_calls(layers, replaced):
+    with _replaced_calls([*layers.draw, *layers.normalize], replaced):
         yield
 
 
@@ -78,12 +104,15 @@ def layer_outputs(model: Any, x: Any, *, num_parts: int, of_layers: bool) -> dic
         num_parts: the number of parts of the rows that are computed one after the other, as micro-batches are.
         of_layers: True to include the outputs of layers that are tensors with rows, in the order of calls.
     """
-    recorded: dict[str, Any] = {}
+    # A thread of each replica that is traced: they take turns.
+    by_thread: dict[int, dict[str, Any]] = {}
+    order: list[str] = []
 
     def replaced(layer: Any, call: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(call)
         def recording(*args: Any, **kwargs: Any) -> Any:
             outputs = call(*args, **kwargs)
+            recorded = by_thread.setdefault(threading.get_ident(), {})
             for leaf in keras.tree.flatten(outputs):
                 name = name_of(layer)
                 number = sum(each.partition("#")[0] == name for each in recorded)
@@ -95,11 +124,12 @@ def layer_outputs(model: Any, x: Any, *, num_parts: int, of_layers: bool) -> dic
         return recording
 
     def predict_step(data: Any) -> dict[str, Any]:
-        recorded.clear()
+        recorded = by_thread[threading.get_ident()] = dict[str, Any]()
         inputs, _, _ = keras.utils.unpack_x_y_sample_weight(data)
         outputs = model(inputs, **({"training": True} if model._call_has_training_arg else {}))
         leaves = keras.tree.flatten(outputs)
         own = {f"{OUTPUTS}#{i + 1}" if i else OUTPUTS: leaf for i, leaf in enumerate(leaves)}
+        order[:] = [*recorded, *own]
         return {**_with_rows(recorded, leaves[0]), **own}
 
     layers = [each for each in model._flatten_layers(include_self=False) if of_layers]
@@ -111,8 +141,7 @@ def layer_outputs(model: Any, x: Any, *, num_parts: int, of_layers: bool) -> dic
     finally:
         object.__delattr__(model, "predict_step")
         model.predict_function = None
-    names = [name for name in dict.fromkeys([*recorded, *found[0]]) if name in found[0]]
-    return {name: np.concatenate([np.asarray(each[name]) for each in found]) for name in names}
+    return {name: np.concatenate([np.asarray(each[name]) for each in found]) for name in order if name in found[0]}
 
 
 def _parts(x: Any, number: int) -> list[Any]:
