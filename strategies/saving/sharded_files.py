@@ -20,6 +20,8 @@ from strategies.saving.sharded_index import Index, Part, Tensor, from_json, merg
 from strategies.saving.write_items import WriteItem, own_arrays, shape_and_dtype
 
 INDEX = "model.safetensors.index.json"
+#: In the header of a rank's file: its tensors may be parts, named so, which only the index puts together.
+FORMAT = "keras-strategies"
 # Other processes make the files, on a file system that may show them late: there is no event to wait for.
 _POLL_SECONDS = 0.005
 
@@ -87,7 +89,7 @@ class RankFile:
             OSError: a file cannot be written.
             ValueError: the format has no such dtype.
         """
-        checksums = safetensors_file.write(folder / self.name, self.arrays, {"format": "keras-strategies"})
+        checksums = safetensors_file.write(folder / self.name, self.arrays, {"format": FORMAT})
         index = {
             name: dataclasses.replace(
                 tensor, parts=tuple(dataclasses.replace(p, crc32=checksums[p.name]) for p in tensor.parts)
