@@ -106,7 +106,7 @@ def of_tree(folder: Path) -> dict[str, Any]:
         try:
             found[name] = _Array(f"{folder}: {name}", future.result(), last)
         except (ValueError, OSError) as error:
-            raise ValueError(f"{folder}: {name} cannot be read: {error}") from error
+            raise _unreadable(f"{folder}: {name}", error) from error
     return found
 
 
@@ -122,6 +122,11 @@ def _spec(folder: Path, metadata: Mapping[str, Any], name: str) -> dict[str, Any
         # Orbax may leave out what is zero; else an absent chunk is one that was lost.
         "fill_missing_data_reads": not metadata.get("store_array_data_equal_to_fill_value", False),
     }
+
+
+def _unreadable(name: str, error: Exception) -> ValueError:
+    # After the reason comes the whole description of the array.
+    return ValueError(f"{name} cannot be read: {str(error).split(' [tensorstore_spec')[0]}")
 
 
 class _LastBlock:
@@ -160,7 +165,7 @@ class _Array:
         try:
             block = self._last.read(self._store, around)
         except (ValueError, OSError) as error:
-            raise ValueError(f"{self._name} cannot be read: {error}") from error
+            raise _unreadable(self._name, error) from error
         inside = tuple(
             slice(each.start - outer.start, each.stop - outer.start) for each, outer in zip(where, around, strict=True)
         )

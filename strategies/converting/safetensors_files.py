@@ -35,6 +35,19 @@ def of_hub_index(path: Path) -> Mapping[str, Any]:
     return found
 
 
+def of_folder(folder: Path) -> dict[str, ShardedTensor] | None:
+    """Returns the tensors of all files in a folder that has no index; None if there are no files.
+
+    Raises:
+        ValueError: see `of_files`; or a rank has written a file into a sharded checkpoint that is not complete.
+        OSError: a file cannot be read.
+    """
+    paths = sorted(folder.glob("*.safetensors"))
+    if any(SafetensorsReader(path).metadata.get("format") == FORMAT for path in paths):
+        raise ValueError(f"{folder} is a sharded checkpoint without an index: it is not complete.")
+    return of_files(paths) if paths else None
+
+
 def of_files(paths: Iterable[Path]) -> dict[str, ShardedTensor]:
     """Returns the tensors of files, each of which has whole tensors or, written by torch, parts of them.
 
@@ -47,8 +60,6 @@ def of_files(paths: Iterable[Path]) -> dict[str, ShardedTensor]:
     parts: dict[str, list[Part]] = {}
     dtypes: dict[str, str] = {}
     for file, reader in readers.items():
-        if reader.metadata.get("format") == FORMAT:
-            raise ValueError(f"{reader.path} is a part of a sharded checkpoint without an index: it is not complete.")
         places = json.loads(reader.metadata.get(_PLACES, "{}"))
         for name, tensor in reader.tensors.items():
             starts = places.get(name, {}).get("saved_offsets", [0] * len(tensor.shape))

@@ -14,11 +14,9 @@ import h5py
 import numpy as np
 import tensorflow as tf
 
-from strategies.converting import orbax
-from strategies.converting.safetensors_files import of_files, of_hub_index
+from strategies.converting import orbax, safetensors_files
 from strategies.replica.stored_array import Box
 from strategies.saving.file_contents import DatasetOfFile, datasets_of
-from strategies.saving.safetensors_file import SafetensorsReader
 from strategies.saving.sharded_files import INDEX, read_sharded_index
 from strategies.saving.sharded_tensor import ShardedTensor, damaged_tensors, sharded_tensors
 
@@ -44,7 +42,7 @@ def open_tensors(path: Path) -> Iterator[Mapping[str, Any]]:
     elif path.name == INDEX or path.name.endswith(".safetensors.index.json"):
         yield _of_index(path)
     elif path.suffix == ".safetensors":
-        yield dict(SafetensorsReader(path).tensors)
+        yield safetensors_files.of_files([path])
     elif path.suffix == ".h5" or path.name.endswith(".weights.json"):
         yield _of_h5(path)
     elif path.suffix == ".keras":
@@ -70,14 +68,20 @@ def _of_folder(folder: Path) -> Mapping[str, Any]:
     tree = orbax.tree_of(folder)
     if tree is not None:
         return orbax.of_tree(tree)
-    files = sorted(folder.glob("*.safetensors"))
-    if not files:
+    found = safetensors_files.of_folder(folder)
+    if found is None:
         raise ValueError(f"{folder} has no complete checkpoint. Pass {KINDS}.")
-    return of_files(files)
+    return found
 
 
 def _of_index(path: Path) -> Mapping[str, Any]:
-    return _of_shards(path.parent) if "tensors" in json.loads(path.read_text()) else of_hub_index(path)
+    try:
+        read = json.loads(path.read_text())
+        is_of_hub = "weight_map" in read and "tensors" not in read
+    except (ValueError, TypeError):
+        # The reader of our own says which file is damaged.
+        is_of_hub = False
+    return safetensors_files.of_hub_index(path) if is_of_hub else _of_shards(path.parent)
 
 
 def _of_shards(folder: Path) -> dict[str, ShardedTensor]:

@@ -82,14 +82,18 @@ class RankFile:
                 index[tensor] = Tensor(*shape_and_dtype(values[tensor]), tuple(found))
         return cls(name, own, index)
 
-    def write(self, folder: Path) -> None:
+    def write(self, folder: Path, form: str = FORMAT) -> None:
         """Writes the file and then the index of its parts.
+
+        Args:
+            folder: the folder.
+            form: the name of the format in the file's header.
 
         Raises:
             OSError: a file cannot be written.
             ValueError: the format has no such dtype.
         """
-        checksums = safetensors_file.write(folder / self.name, self.arrays, {"format": FORMAT})
+        checksums = safetensors_file.write(folder / self.name, self.arrays, {"format": form})
         index = {
             name: dataclasses.replace(
                 tensor, parts=tuple(dataclasses.replace(p, crc32=checksums[p.name]) for p in tensor.parts)
