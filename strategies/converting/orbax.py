@@ -40,7 +40,7 @@ def tree_of(folder: Path) -> Path | None:
         newest = max(steps, key=_number, default=None)
         if newest is not None and _number(newest) >= 0:
             return tree_of(newest)
-    items = [item for item in items if any(map(_is_array, _leaves(item)))]
+    items = [item for item in items if any(map(_is_array, _metadata(item)["tree_metadata"].values()))]
     if len(items) > 1:
         raise ValueError(f"{folder} has several trees of arrays. Pass one of {', '.join(map(str, sorted(items)))}.")
     return items[0] if items else None
@@ -54,10 +54,6 @@ def _number(folder: Path) -> int:
     """Returns the number at the end of a folder's name, -1 if there is none."""
     found = re.search(r"(?:^|_)(\d+)$", folder.name)
     return int(found[1]) if found else -1
-
-
-def _leaves(folder: Path) -> list[Mapping[str, Any]]:
-    return list(_metadata(folder)["tree_metadata"].values())
 
 
 def _metadata(folder: Path) -> Mapping[str, Any]:
@@ -86,6 +82,7 @@ def of_tree(folder: Path) -> dict[str, Any]:
         ValueError: tensorstore is not installed, arrays are damaged, or two have one name.
         OSError: the list of arrays cannot be read.
     """
+    metadata, last = _metadata(folder), _LastBlock()
     try:
         import tensorstore
     except ImportError as error:
@@ -93,9 +90,8 @@ def of_tree(folder: Path) -> dict[str, Any]:
             f"{folder} is a checkpoint of Orbax, whose arrays the library tensorstore reads. It is not installed here: "
             "pip install tensorstore"
         ) from error
-    metadata, last = _metadata(folder), _LastBlock()
     opening = {}
-    for leaf in filter(_is_array, _leaves(folder)):
+    for leaf in filter(_is_array, metadata["tree_metadata"].values()):
         keys = [str(key["key"]) for key in leaf["key_metadata"]]
         name = "/".join(keys)
         if name in opening:
