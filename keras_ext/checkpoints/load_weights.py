@@ -18,8 +18,9 @@ def load_weights(model: Any, path: str | os.PathLike[str], names: Mapping[str, s
     """Loads weights into a model under any strategy; each process reads of each tensor what it keeps.
 
     It takes what ``python -m strategies.convert`` reads: sharded checkpoints, ``*.weights.h5``, ``*.keras``,
-    ``*.safetensors`` or their index, and the prefix of a ``tf.train.Checkpoint``. If the model is compiled and the file
-    has the state of its optimizer, that is loaded as well. All processes call it, each with the file on its own disk.
+    ``*.safetensors``, their index or folder, folders of Orbax, which are read with the library tensorstore, and the
+    prefix of a ``tf.train.Checkpoint``. If the model is compiled and the file has the state of its optimizer, that is
+    loaded as well. All processes call it, each with the file on its own disk.
 
     Args:
         model: a built model.
