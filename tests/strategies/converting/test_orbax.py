@@ -18,7 +18,8 @@ import numpy as np
 import pytest
 
 import keras_ext
-from strategies import convert
+import strategies
+from strategies import convert, layer_api
 from strategies.converting import orbax
 from tests.strategies.converting.values import read, same
 
@@ -79,7 +80,8 @@ def save(folder: Path, tree: Any, ocdbt: bool = True, zarr3: bool = False) -> No
     tensorstore = pytest.importorskip("tensorstore")
     metadata = write_metadata(folder, tree, ocdbt, zarr3)
     for keys, value in leaves(tree):
-        if isinstance(value, np.ndarray):
+        if value is not None and not isinstance(value, str):
+            value = np.asarray(value)
             spec = orbax._spec(folder, metadata, ".".join(keys))
             chunks = [min(2, size) for size in value.shape[:1]] + list(value.shape[1:])
             store = tensorstore.open(
@@ -183,3 +185,38 @@ def test_what_orbax_saves(ocdbt: bool, zarr3: bool, tmp_path: Path) -> None:
     with checkpoint.Checkpointer(handler) as checkpointer:
         checkpointer.save(tmp_path / "tree", {**TREE, "none": None, "empty": {}})
     same(read(tmp_path / "tree"), READ)
+
+
+def named_model(mesh: dict[str, int] | None, *, units: int = 8) -> keras.Model:
+    def layers() -> keras.Model:
+        dense = [keras.layers.Dense(units, "tanh", name="up"), keras.layers.Dense(3, name="down")]
+        between = [keras.layers.BatchNormalization(name="norm"), keras.layers.Dropout(0.1, name="drop")]
+        return keras.Sequential([keras.Input((6,)), dense[0], *between, dense[1]], name="named")
+
+    if mesh is None:
+        model = layers()
+        model.compile("adam", "mse")
+        return model
+    with strategies.MirroredStrategy(["CPU:0", "CPU:1"], mesh=mesh).scope():
+        model = keras_ext.parallelize(layers())
+        model.compile("adam", "mse")
+    return model
+
+
+@pytest.mark.parametrize("mesh", [None, {"data": 2}, {"tensor": 2}])
+def test_what_keras_callback_saves(mesh: dict[str, int] | None, tmp_path: Path) -> None:
+    trained = named_model(None)
+    x = _RANDOM.normal(size=(16, 6)).astype("float32")
+    trained.fit(x, x[:, :3], verbose=0)
+    try:
+        callback = keras.callbacks.OrbaxCheckpoint(tmp_path / "run", save_on_background=False)
+        trained.fit(x, x[:, :3], verbose=0, callbacks=[callback])
+    except ImportError:
+        # What it would save.
+        save(tmp_path / "run" / "0" / "pytree", trained.get_state_tree(value_format="numpy_array"))
+    model = named_model(mesh)
+    keras_ext.load_weights(model, tmp_path / "run")
+    for own, theirs in zip(layer_api.values_of(model, layer_api.joined(model.weights)), trained.weights, strict=True):
+        np.testing.assert_array_equal(own, theirs)
+    with pytest.raises(ValueError, match=r"(?s)does not fit the model.*misshapen: layers/dense/vars/0, shape \(6, 9\)"):
+        keras_ext.load_weights(named_model(mesh, units=9), tmp_path / "run")
