@@ -13,6 +13,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from strategies import convert
 from strategies.converting import write_tensors
 from strategies.saving.write_items import SHARED_BYTES
 from tests.strategies.converting.values import read, same
@@ -33,7 +34,8 @@ ARRAYS = {
 @pytest.fixture
 def hub(tmp_path: Path) -> Path:
     """Returns a folder of two files in the layout of model hubs."""
-    write_tensors(tmp_path / "hub", ARRAYS, 2, whole=True)
+    write_tensors(tmp_path / "ranks", ARRAYS, 3)
+    assert convert.main([str(tmp_path / "ranks"), str(tmp_path / "hub"), "--ranks", "2", "--whole"]) == 0
     return tmp_path / "hub"
 
 
@@ -123,7 +125,6 @@ def test_folders_without_an_index(hub: Path, tmp_path: Path) -> None:
     safetensors_numpy.save_file({"layers/dense/vars/1": ARRAYS["layers/dense/vars/1"]}, hub / "again.safetensors")
     with pytest.raises(ValueError, match="tensors of one name are in several files"):
         read(hub)
-    write_tensors(tmp_path / "ranks", ARRAYS, 2)
     (tmp_path / "ranks" / INDEX).unlink()
     with pytest.raises(ValueError, match="ranks is a sharded checkpoint without an index: it is not complete"):
         read(tmp_path / "ranks")
