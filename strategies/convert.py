@@ -2,6 +2,7 @@
 
     python -m strategies.convert run/checkpoints model.weights.h5
     python -m strategies.convert run/checkpoints resharded --ranks 8
+    python -m strategies.convert run/checkpoints for_a_hub --ranks 8 --whole
     python -m strategies.convert weights.safetensors model.weights.h5 --names names.json
     python -m strategies.convert model.keras --list
 
@@ -45,6 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("source", type=Path, help=sources.KINDS)
     parser.add_argument("target", type=Path, nargs="?", help=targets.KINDS)
     parser.add_argument("--ranks", type=int, default=1, help="the number of files of a sharded checkpoint")
+    parser.add_argument("--whole", action="store_true", help="with a folder: no tensor is divided among files")
     parser.add_argument("--names", type=Path, help="a file of JSON: the target's name of each of the source's tensors")
     parser.add_argument("--list", action="store_true", help="print names, dtypes, shapes and sums")
     flags = parser.parse_args(argv)
@@ -59,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             if flags.list:
                 print(listed(named))
             else:
-                write_tensors(flags.target, named, flags.ranks)
+                write_tensors(flags.target, named, flags.ranks, whole=flags.whole)
                 print(f"{len(named)} tensors, {_bytes(named):,} bytes: {flags.target}")
     except (OSError, ValueError, zipfile.BadZipFile) as error:
         print(f"error: {error}", file=sys.stderr)

@@ -234,7 +234,7 @@ ROOMS = (
         "convert",
         3,
         ("strategies.convert", "strategies.converting"),
-        ("numpy", "tensorflow", "h5py"),
+        ("numpy", "tensorflow", "h5py", "tensorstore"),
         ("files", "replica", "saving", "convert"),
     ),
     Room(

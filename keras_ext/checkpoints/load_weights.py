@@ -12,20 +12,28 @@ from keras_ext.checkpoints import sharded
 from strategies import layer_api
 
 _OPTIMIZER = "optimizer/"
+# The branches of the tree that `keras.callbacks.OrbaxCheckpoint` saves.
+_WEIGHTS = ("trainable_variables/", "non_trainable_variables/")
+_OTHERS = ("optimizer_variables/", "metrics_variables/")
+# Checkpoints have no states of random numbers.
+_SEED = "/seed_generator_state"
 
 
 def load_weights(model: Any, path: str | os.PathLike[str], names: Mapping[str, str] | None = None) -> None:
     """Loads weights into a model under any strategy; each process reads of each tensor what it keeps.
 
     It takes what ``python -m strategies.convert`` reads: sharded checkpoints, ``*.weights.h5``, ``*.keras``,
-    ``*.safetensors`` or their index, and the prefix of a ``tf.train.Checkpoint``. If the model is compiled and the file
-    has the state of its optimizer, that is loaded as well. All processes call it, each with the file on its own disk.
+    ``*.safetensors``, their index or folder, folders of Orbax, which are read with the library tensorstore, and the
+    prefix of a ``tf.train.Checkpoint``. If the model is compiled and the file has the state of its optimizer, that is
+    loaded as well; not from folders of ``keras.callbacks.OrbaxCheckpoint``. All processes call it, each with the file
+    on its own disk.
 
     Args:
         model: a built model.
         path: the file, folder, or prefix.
         names: the name that Keras gives the tensor in ``*.weights.h5``, such as "layers/dense/vars/0", for each tensor
-            of the file that is to be loaded, by its name there; None if the file has these names already. ``python -m
+            of the file that is to be loaded, by its name there; None if the file has these names already, or is of
+            ``keras.callbacks.OrbaxCheckpoint``, which names weights after the model and its layers. ``python -m
             strategies.convert FILE --list`` prints names.
 
     Raises:
@@ -44,8 +52,8 @@ def load_weights(model: Any, path: str | os.PathLike[str], names: Mapping[str, s
     if compiled:
         layer_api.state_of(model)
     with sharded.together(model, ValueError), layer_api.open_tensors(Path(path)) as opened:
-        tensors = dict(opened) if names is None else _renamed(opened, names)
         values = sharded.tensors_to_save(model)
+        tensors = _by_paths(opened, values) if names is None else _renamed(opened, names)
         if not compiled or not any(name.startswith(_OPTIMIZER) for name in tensors):
             tensors = {name: each for name, each in tensors.items() if not name.startswith(_OPTIMIZER)}
             values = {name: each for name, each in values.items() if not name.startswith(_OPTIMIZER)}
@@ -63,3 +71,19 @@ def _renamed(tensors: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, 
             f"{', '.join(unknown)}; the file has {json.dumps(sorted(tensors))}."
         )
     return {new: tensors[name] for name, new in names.items()}
+
+
+def _by_paths(tensors: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the weights of `keras.callbacks.OrbaxCheckpoint`, whose names are paths of variables, by ours.
+
+    Args:
+        tensors: the tensors of a file; those of other files are returned as they are.
+        values: the model's.
+    """
+    if not tensors or not all(name.startswith((*_WEIGHTS, *_OTHERS)) for name in tensors):
+        return dict(tensors)
+    paths = {value.path: name for name, value in values.items() if getattr(value, "path", None)}
+    weights = {
+        name: name.split("/", 1)[1] for name in tensors if name.startswith(_WEIGHTS) and not name.endswith(_SEED)
+    }
+    return {paths.get(path, name): tensors[name] for name, path in weights.items()}

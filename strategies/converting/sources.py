@@ -14,15 +14,15 @@ import h5py
 import numpy as np
 import tensorflow as tf
 
+from strategies.converting import orbax, safetensors_files
 from strategies.replica.stored_array import Box
 from strategies.saving.file_contents import DatasetOfFile, datasets_of
-from strategies.saving.safetensors_file import FileTensor, SafetensorsReader
 from strategies.saving.sharded_files import INDEX, read_sharded_index
 from strategies.saving.sharded_tensor import ShardedTensor, damaged_tensors, sharded_tensors
 
 KINDS = (
     "a folder of keras_ext.Checkpoints(sharded=True) or of one of its checkpoints, *.weights.h5, *.keras, "
-    f"*.safetensors or {INDEX}, or the prefix of a tf.train.Checkpoint"
+    f"*.safetensors or {INDEX} or their folder, a folder of Orbax, or the prefix of a tf.train.Checkpoint"
 )
 
 
@@ -38,11 +38,11 @@ def open_tensors(path: Path) -> Iterator[Mapping[str, Any]]:
         OSError: it cannot be read.
     """
     if path.is_dir():
-        yield _of_folder(_newest(path))
+        yield _of_folder(path)
     elif path.name == INDEX or path.name.endswith(".safetensors.index.json"):
-        yield _of_hub_index(path)
+        yield _of_index(path)
     elif path.suffix == ".safetensors":
-        yield dict(SafetensorsReader(path).tensors)
+        yield safetensors_files.of_files([path])
     elif path.suffix == ".h5" or path.name.endswith(".weights.json"):
         yield _of_h5(path)
     elif path.suffix == ".keras":
@@ -58,36 +58,38 @@ def open_tensors(path: Path) -> Iterator[Mapping[str, Any]]:
         raise ValueError(f"{path} {known}. Pass {KINDS}.")
 
 
-def _newest(path: Path) -> Path:
-    """Returns the folder of the newest complete checkpoint in a folder; the folder itself if it is one."""
-    if (path / INDEX).exists():
-        return path
-    marks = sorted(path.glob("step-*.json"), reverse=True)
-    found = next((each for each in marks if (each.with_suffix(".sharded") / INDEX).exists()), None)
+def _of_folder(folder: Path) -> Mapping[str, Any]:
+    if (folder / INDEX).exists():
+        return _of_index(folder / INDEX)
+    marks = sorted(folder.glob("step-*.json"), reverse=True)
+    newest = next((each for each in marks if (each.with_suffix(".sharded") / INDEX).exists()), None)
+    if newest is not None:
+        return _of_shards(newest.with_suffix(".sharded"))
+    tree = orbax.tree_of(folder)
+    if tree is not None:
+        return orbax.of_tree(tree)
+    found = safetensors_files.of_folder(folder)
     if found is None:
-        raise ValueError(f"{path} has no complete sharded checkpoint. Pass {KINDS}.")
-    return found.with_suffix(".sharded")
+        raise ValueError(f"{folder} has no complete checkpoint. Pass {KINDS}.")
+    return found
 
 
-def _of_folder(folder: Path) -> dict[str, ShardedTensor]:
+def _of_index(path: Path) -> Mapping[str, Any]:
+    try:
+        read = json.loads(path.read_text())
+        is_of_hub = "weight_map" in read and "tensors" not in read
+    except (ValueError, TypeError):
+        # The reader of our own says which file is damaged.
+        is_of_hub = False
+    return safetensors_files.of_hub_index(path) if is_of_hub else _of_shards(path.parent)
+
+
+def _of_shards(folder: Path) -> dict[str, ShardedTensor]:
     index = read_sharded_index(folder)
     lines = damaged_tensors(folder, index)
     if lines:
         raise ValueError("\n".join([f"{folder} is damaged.", *lines]))
     return sharded_tensors(folder, index)
-
-
-def _of_hub_index(path: Path) -> Mapping[str, Any]:
-    read = json.loads(path.read_text())
-    if "tensors" in read:
-        return _of_folder(path.parent)
-    found: dict[str, FileTensor] = {}
-    for file in sorted(set(read["weight_map"].values())):
-        found |= SafetensorsReader(path.with_name(file)).tensors
-    missing = sorted(set(read["weight_map"]) - set(found))
-    if missing:
-        raise ValueError(f"{path} names tensors that its files do not have. Received: {', '.join(missing)}.")
-    return found
 
 
 def _of_h5(path: Path) -> dict[str, DatasetOfFile]:

@@ -20,6 +20,8 @@ from strategies.saving.sharded_index import Index, Part, Tensor, from_json, merg
 from strategies.saving.write_items import WriteItem, own_arrays, shape_and_dtype
 
 INDEX = "model.safetensors.index.json"
+#: In the header of a rank's file: its tensors may be parts, named so, which only the index puts together.
+FORMAT = "keras-strategies"
 # Other processes make the files, on a file system that may show them late: there is no event to wait for.
 _POLL_SECONDS = 0.005
 
@@ -80,14 +82,18 @@ class RankFile:
                 index[tensor] = Tensor(*shape_and_dtype(values[tensor]), tuple(found))
         return cls(name, own, index)
 
-    def write(self, folder: Path) -> None:
+    def write(self, folder: Path, form: str = FORMAT) -> None:
         """Writes the file and then the index of its parts.
+
+        Args:
+            folder: the folder.
+            form: the name of the format in the file's header.
 
         Raises:
             OSError: a file cannot be written.
             ValueError: the format has no such dtype.
         """
-        checksums = safetensors_file.write(folder / self.name, self.arrays, {"format": "keras-strategies"})
+        checksums = safetensors_file.write(folder / self.name, self.arrays, {"format": form})
         index = {
             name: dataclasses.replace(
                 tensor, parts=tuple(dataclasses.replace(p, crc32=checksums[p.name]) for p in tensor.parts)
