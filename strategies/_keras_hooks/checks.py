@@ -16,7 +16,8 @@ from typing import Any, overload
 import keras
 import tensorflow as tf
 
-from strategies._keras_hooks.comparisons import batches_of, compare
+from strategies._keras_hooks.compared_batches import batches_of
+from strategies._keras_hooks.comparisons import compare
 from strategies._keras_hooks.global_state import global_state_kept
 from strategies._keras_hooks.microbatch_layers import layers_of_microbatches
 from strategies._keras_hooks.shapes import shapes_of
@@ -132,7 +133,7 @@ class KerasStrategy(MeshStrategy):
         if data is not None:
             batches = batches_of(data, steps)
             has_call = type(model).call is not keras.Model.call
-            x = batches[0][0] if inputs is None else inputs
+            x = batches[0].x if inputs is None else inputs
             findings = self._findings(model, x) if has_call else ()
             return dataclasses.replace(compare(self, model, batches, reference), findings=findings)
         return self._findings(model, inputs)

@@ -15,6 +15,7 @@ import keras
 import numpy as np
 
 from strategies._keras_hooks.addresses import TensorFlowTrainer, Trainer
+from strategies._keras_hooks.compared_batches import Batch
 from strategies._keras_hooks.layer_outputs import layer_outputs, name_of
 from strategies._keras_hooks.model_state import load_state, state_of_file
 from strategies._keras_hooks.wrapping import overrides
@@ -71,7 +72,7 @@ class ComparedTraining:
 
     Args:
         model: a compiled model whose optimizer is built.
-        batches: the global batches: (x, y, sample_weight) each.
+        batches: the global batches.
         scope: the scope of the model's strategy.
         of_layers: True to record the outputs of layers.
     """
@@ -79,7 +80,7 @@ class ComparedTraining:
     def __init__(
         self,
         model: Any,
-        batches: Sequence[tuple[Any, Any, Any]],
+        batches: Sequence[Batch],
         scope: Callable[[], Any] = contextlib.nullcontext,
         *,
         of_layers: bool = True,
@@ -118,42 +119,44 @@ class ComparedTraining:
         Args:
             reset: sets the variables to their first values.
         """
-        x, y, sample_weight = self._batches[0]
+        first = self._batches[0]
         with self._changed():
             reset()
             parts = int(getattr(self.model, "num_microbatches", 1))
             outputs = {}
             if self._has_call():
-                outputs = layer_outputs(self.model, x, num_parts=parts, of_layers=self._of_layers)
+                outputs = layer_outputs(self.model, first.x, num_parts=parts, of_layers=self._of_layers)
             self.called = list(
                 dict.fromkeys(name.partition("#")[0] for name in outputs if not name.startswith(OUTPUTS))
             )
             yield Stage(0, {(OUTPUT, name): value for name, value in outputs.items()})
             reset()
             with self._recording_gradients():
-                yield Stage(0, self._train(x, y, sample_weight), has_gradients=True)
+                yield Stage(0, self._train(first), has_gradients=True)
             reset()
-            for step, (x, y, sample_weight) in enumerate(self._batches, 1):
-                yield Stage(step, self._train(x, y, sample_weight), has_state=True)
+            for step, batch in enumerate(self._batches, 1):
+                yield Stage(step, self._train(batch), has_state=True)
 
     def _has_call(self) -> bool:
         return type(self.model).call is not keras.Model.call
 
-    def _train(self, x: Any, y: Any, sample_weight: Any) -> dict[tuple[str, str], Any]:
-        logs = self.model.train_on_batch(x, y, sample_weight, return_dict=True)
-        return {(LOG, name): np.asarray(value) for name, value in logs.items()}
+    def _train(self, batch: Batch) -> dict[tuple[str, str], Any]:
+        logs = self.model.fit(**batch.data, verbose=0).history
+        return {(LOG, name): np.asarray(values[-1]) for name, values in logs.items()}
 
     @contextlib.contextmanager
     def _changed(self) -> Iterator[None]:
         """Context manager: functions are traced for the block only, each for one step, and not compiled by XLA."""
         model = self.model
         before = model.jit_compile, model.steps_per_execution
+        history = getattr(model, "history", None)
         self._forget_functions()
         model.jit_compile, model.steps_per_execution = False, 1
         try:
             yield
         finally:
             model.jit_compile, model.steps_per_execution = before
+            model.history = history
             self._forget_functions()
 
     def _forget_functions(self) -> None:
@@ -214,12 +217,12 @@ class ComparedTraining:
         if model.loss is not None:
             losses = ", ".join(map(_name_of_loss, keras.tree.flatten(model.loss)))
             found.append(f"compile(loss={losses})")
-        return found + [name_of(each) for each in model._flatten_layers(include_self=False) if each._losses]
+        return found + [name_of(each, model) for each in model._flatten_layers(include_self=False) if each._losses]
 
     def _owners(self) -> dict[int, str]:
         """Returns the names of the layers that own variables, by the variables' ids."""
         return {
-            id(variable): name_of(layer)
+            id(variable): name_of(layer, self.model)
             for layer in self.model._flatten_layers()
             for variable in (*layer._trainable_variables, *layer._non_trainable_variables)
         }

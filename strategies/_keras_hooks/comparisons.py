@@ -7,20 +7,19 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import keras
 import numpy as np
-import tensorflow as tf
 
-from strategies._keras_hooks.compared_training import ComparedTraining, Entry, Stage, State
+from strategies._keras_hooks.compared_batches import Batch, rows_of
+from strategies._keras_hooks.compared_training import ComparedTraining, Stage, State
+from strategies._keras_hooks.compared_values import check_same_names, compared, limit_of, pairs, rounded_away
 from strategies._keras_hooks.layer_outputs import as_in_inference, find_unequal_layers, name_of
-from strategies._keras_hooks.model_state import state_of_file
 from strategies._keras_hooks.plain_copies import plain_copy, without_strategy
 from strategies.collectives.descriptions import listed
-from strategies.comparison import GRADIENT, LOG, OUTPUT, WEIGHT, ComparedValue, Comparison
+from strategies.comparison import WEIGHT, ComparedValue, Comparison
 from strategies.engine.engine import Engine, engine_of
 from strategies.saving.driving import drive
 from strategies.saving.restoring import load_on_all, state_of, variables_of
@@ -32,13 +31,6 @@ _GIVE = (
     "Give a function that makes and compiles the same model without a strategy, as in "
     "strategy.check(model, data, reference=make_model)."
 )
-_BATCH_SIZE = 32
-_LIMIT = 1e-6
-# The rounding of a sum over many numbers, in units of the last place.
-_ULPS = 8
-_EPSILON = {"bfloat16": 2.0**-7, "float16": 2.0**-10}
-# Gradients are compared relative to their largest number, and are sums in which much cancels.
-_GRADIENT_FACTOR = 10
 # One rounding in each weight stands for the roundings of all operations.
 _ROUNDINGS = 10
 
@@ -46,7 +38,7 @@ _ROUNDINGS = 10
 def compare(
     strategy: Any,
     model: Any,
-    batches: Sequence[tuple[Any, Any, Any]],
+    batches: Sequence[Batch],
     reference: Callable[[], Any] | None,
 ) -> Comparison:
     """Compares the training of a model with that of its plain copy; all processes call it.
@@ -54,7 +46,7 @@ def compare(
     Args:
         strategy: the strategy of the model.
         model: a compiled and built model; it is afterwards as it was before.
-        batches: the global batches, (x, y, sample_weight) each.
+        batches: the global batches.
         reference: makes the plain model; None for a copy by the model's file.
 
     Raises:
@@ -97,7 +89,7 @@ class _Comparing:
         engine: Engine,
         strategy: Any,
         model: Any,
-        batches: Sequence[tuple[Any, Any, Any]],
+        batches: Sequence[Batch],
         reference: Callable[[], Any] | None,
     ) -> None:
         self._engine, self._strategy, self._model, self._batches = engine, strategy, model, batches
@@ -113,7 +105,7 @@ class _Comparing:
         self._unequal = self._find_unequal(model)
         # Processes that own other stages compute other layers.
         self._mesh = ComparedTraining(model, batches, strategy.scope, of_layers=not engine.parts.crosses("pipe"))
-        self._limit = _limit_of(model)
+        self._limit = limit_of(model)
 
     def run(self) -> Comparison:
         """Trains, compares, and restores the model."""
@@ -163,7 +155,9 @@ class _Comparing:
         left_out = [layer for layer in self._model._flatten_layers() if getattr(layer, "left_out_of_files", ())]
         if left_out and self._reference is None:
             arguments = listed(sorted({each for layer in left_out for each in layer.left_out_of_files}))
-            raise ValueError(f"In a file {_names(left_out)} has no {arguments}, so that a copy trains without. {_GIVE}")
+            raise ValueError(
+                f"In a file {self._names(left_out)} has no {arguments}, so that a copy trains without. {_GIVE}"
+            )
         try:
             plain = plain_copy(self._model) if self._reference is None else self._make_reference()
         except Exception as error:
@@ -174,7 +168,7 @@ class _Comparing:
         if optimizer is not None and not optimizer.built:
             optimizer.build(plain.trainable_variables)
         training = ComparedTraining(plain, self._batches)
-        _check_same_names(first, training)
+        check_same_names(first, training)
         return training
 
     def _make_reference(self) -> Any:
@@ -183,7 +177,7 @@ class _Comparing:
             raise RuntimeError("There is no function that makes the plain model.")
         plain = without_strategy(self._reference)
         if type(plain).call is not keras.Model.call:
-            x = _rows(self._batches[0][0], 0, 1)
+            x = rows_of(self._batches[0].x, 0, 1)
             without_strategy(lambda: plain(x))
         return plain
 
@@ -209,8 +203,8 @@ class _Comparing:
         if plain is None or theirs is None:
             return []
         rows = []
-        for entry, expected, value in _pairs(stage, self._mesh, next(theirs), plain):
-            row = _row(stage.step, entry, expected, np.asarray(value), self._limit)
+        for entry, expected, value in pairs(stage, self._mesh, next(theirs), plain):
+            row = compared(stage.step, entry, expected, np.asarray(value), self._limit)
             rows.append(row)
             if not row.ok:
                 values[stage.step, entry.kind, entry.name] = np.array(expected)
@@ -226,121 +220,33 @@ class _Comparing:
         """Returns rows with larger limits where one rounding in the first weights changes the plain model's values."""
         if plain is None or first is None or not values:
             return list(rows)
-        names = {name for name, entry in plain.state_entries().items() if entry.kind == WEIGHT}
-        moved = {name: _next(value) if name in names else value for name, value in first.named.items()}
+        weights = {name: entry for name, entry in plain.state_entries().items() if entry.kind == WEIGHT}
         noise: dict[tuple[int, str, str], float] = {}
-        for stage in self._stages_of(plain, State(moved, first.seeds)):
-            for entry, value, _ in _pairs(stage, plain, stage, plain):
+        for stage in self._stages_of(plain, rounded_away(first, weights)):
+            for entry, value, _ in pairs(stage, plain, stage, plain):
                 key = (stage.step, entry.kind, entry.name)
                 if key in values:
-                    noise[key] = _row(stage.step, entry, values[key], np.asarray(value), 0.0).difference
-        return [_with_limit(row, _ROUNDINGS * noise.get((row.step, row.kind, row.name), 0.0)) for row in rows]
+                    noise[key] = compared(stage.step, entry, values[key], np.asarray(value), 0.0).difference
+        limits = {key: _ROUNDINGS * each for key, each in noise.items()}
+        return [
+            dataclasses.replace(row, limit=max(row.limit, limits.get((row.step, row.kind, row.name), 0.0)))
+            for row in rows
+        ]
+
+    def _names(self, layers: Sequence[Any]) -> str:
+        return listed([repr(name_of(layer, self._model)) for layer in layers], at_most=4)
 
     def _notes(self) -> list[str]:
         notes = []
         if self._unequal.draw:
             notes.append(
-                f"random numbers of {_names(self._unequal.draw)}, which each replica or shard draws for itself: they "
-                "computed as in inference."
+                f"random numbers of {self._names(self._unequal.draw)}, which each replica or shard draws for itself: "
+                "they computed as in inference."
             )
         if self._unequal.normalize:
             notes.append(
-                f"statistics of {_names(self._unequal.normalize)}, which normalize by the rows of one replica or "
+                f"statistics of {self._names(self._unequal.normalize)}, which normalize by the rows of one replica or "
                 "micro-batch: they computed as in inference. BatchNormalization(synchronized=True) normalizes by the "
                 "rows of all replicas."
             )
         return notes
-
-
-def _names(layers: Sequence[Any]) -> str:
-    return listed([repr(name_of(layer)) for layer in layers], at_most=4)
-
-
-def batches_of(data: Any, steps: int) -> list[tuple[Any, Any, Any]]:
-    """Returns the first batches of the data."""
-    if not isinstance(steps, int) or steps < 1:
-        raise ValueError(f"steps must be a whole number from 1. Received: steps={steps!r}.")
-    if isinstance(data, tuple):
-        count = len(keras.tree.flatten(data)[0])
-        size = max(1, min(_BATCH_SIZE, count // steps))
-        found: Iterable[Any] = (_rows(data, begin, begin + size) for begin in range(0, count, size))
-    elif isinstance(data, keras.utils.PyDataset):
-        found = (data[i] for i in range(len(data)))
-    elif isinstance(data, (tf.data.Dataset, list, Iterator)):
-        found = data
-    else:
-        raise ValueError(
-            "data must be arrays (x, y) or (x, y, sample_weight), a tf.data.Dataset, a PyDataset, a generator or a "
-            "list of global batches. For findings without training, give a batch of inputs as "
-            f"strategy.check(model, inputs=x). Received: data of type {type(data).__name__}."
-        )
-    batches = [keras.utils.unpack_x_y_sample_weight(batch) for batch in itertools.islice(found, steps)]
-    if len(batches) < steps:
-        raise ValueError(f"The data have fewer batches than steps. Received: {len(batches)} batches, steps={steps}.")
-    return batches
-
-
-def _rows(data: Any, begin: int, end: int) -> Any:
-    return keras.tree.map_structure(lambda array: None if array is None else array[begin:end], data)
-
-
-def _limit_of(model: Any) -> float:
-    """Returns the difference that rounding explains, relative to the scale of a value, by the lowest precision."""
-    dtypes = {str(layer.compute_dtype) for layer in model._flatten_layers()}
-    return max([_LIMIT, *(_ULPS * _EPSILON[dtype] for dtype in dtypes if dtype in _EPSILON)])
-
-
-def _check_same_names(state: State | None, plain: ComparedTraining) -> None:
-    """Refuses a plain model with other variables than the mesh's."""
-    shapes = {} if state is None else {name: value.shape for name, value in state.named.items()}
-    theirs = {name: np.shape(value) for name, value in state_of_file(plain.model).items()}
-    lines = [
-        f"{name}: {shapes.get(name, 'not')} on the mesh, {theirs.get(name, 'not')} in the plain model"
-        for name in sorted(shapes.keys() | theirs.keys())
-        if shapes.get(name) != theirs.get(name)
-    ]
-    if lines:
-        raise ValueError(
-            "The plain model has other variables than the mesh's; its optimizers, except model.optimizer, have to be "
-            f"built, too. Received: {listed(lines)}."
-        )
-
-
-def _pairs(
-    stage: Stage, training: ComparedTraining, theirs: Stage, plain: ComparedTraining
-) -> Iterator[tuple[Entry, Any, Any]]:
-    """Yields what is compared at a stage, with its value in the plain model and on the mesh."""
-    for (kind, name), expected in theirs.values.items():
-        if (kind, name) in stage.values or kind == LOG:
-            yield (
-                Entry(kind, name, name.partition("#")[0] if kind == OUTPUT else ""),
-                expected,
-                stage.values.get((kind, name), np.nan),
-            )
-    entries = plain.entries(theirs)
-    expected_state, state = (state_of_file(each.model) if entries else {} for each in (plain, training))
-    for name, entry in entries.items():
-        yield entry, expected_state[name], state[name]
-
-
-def _row(step: int, entry: Entry, expected: Any, value: Any, limit: float) -> ComparedValue:
-    one, other = (np.asarray(each).astype("float64") for each in (expected, value))
-    is_gradient = entry.kind == GRADIENT
-    difference = np.inf
-    if one.shape == other.shape:
-        scale = np.max(np.abs(one), initial=0.0, where=np.isfinite(one))
-        scale = (scale or 1.0) if is_gradient else max(1.0, scale)
-        with np.errstate(invalid="ignore"):
-            apart = np.where((one == other) | (np.isnan(one) & np.isnan(other)), 0.0, np.abs(one - other) / scale)
-        difference = float(np.max(np.where(np.isnan(apart), np.inf, apart), initial=0.0))
-    return ComparedValue(
-        step, entry.kind, entry.name, entry.layer, difference, _GRADIENT_FACTOR * limit if is_gradient else limit
-    )
-
-
-def _with_limit(row: ComparedValue, limit: float) -> ComparedValue:
-    return dataclasses.replace(row, limit=max(row.limit, limit))
-
-
-def _next(value: np.ndarray) -> np.ndarray:
-    return np.nextafter(value, np.inf, dtype=value.dtype) if value.dtype.kind == "f" else value

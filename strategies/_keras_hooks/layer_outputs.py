@@ -23,9 +23,12 @@ from strategies.comparison import OUTPUTS
 _LIBRARIES = ("keras", "keras_hub", "keras_ext")
 
 
-def name_of(layer: Any) -> str:
-    """Returns the path of a layer, or its name if it has no path."""
-    return str(getattr(layer, "path", None) or layer.name)
+def name_of(layer: Any, model: Any) -> str:
+    """Returns the path of a layer in a model, without the model's name, or its name if it has no path.
+
+    Only some paths begin with the model's name, and others on a mesh than on one device.
+    """
+    return str(getattr(layer, "path", None) or layer.name).removeprefix(f"{model.name}/")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,7 +117,7 @@ def layer_outputs(model: Any, x: Any, *, num_parts: int, of_layers: bool) -> dic
             outputs = call(*args, **kwargs)
             recorded = by_thread.setdefault(threading.get_ident(), {})
             for leaf in keras.tree.flatten(outputs):
-                name = name_of(layer)
+                name = name_of(layer, model)
                 number = sum(each.partition("#")[0] == name for each in recorded)
                 # Converting gathers the pieces of a split layer's output.
                 is_split = hasattr(leaf, "__tf_tensor__")

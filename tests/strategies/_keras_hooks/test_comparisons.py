@@ -9,9 +9,11 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import keras_ext
 import strategies
+from strategies._keras_hooks.compared_batches import batches_of
 from tests.strategies._keras_hooks import faulty
 from tests.strategies._keras_hooks.faulty import X, Y, model_of
 
@@ -32,47 +34,249 @@ def made(strategy: Any, make: Callable[[], Any], place: Callable[[Any], Any] | N
     return model
 
 
-FAULTS: dict[str, tuple[Any, dict[str, Any], tuple[str, ...], str]] = {
+#: The layer and the arguments of `compile` of each fault, the names that are found, and a part of the sentence.
+FAULTS: dict[str, tuple[Any, Callable[[], dict[str, Any]], tuple[str, ...], str]] = {
     "a gradient is scaled": (
         functools.partial(faulty.ScalesGradient, name="scales"),
-        {},
+        dict,
         ("first", "scales"),
         "the gradient of 'first/bias' differs by 5.0e-01",
     ),
-    "a layer draws": (functools.partial(faulty.Draws, name="draws"), {}, ("draws",), "'draws' is the first layer"),
+    "a layer draws": (functools.partial(faulty.Draws, name="draws"), dict, ("draws",), "'draws' is the first layer"),
     "a metric is no sum": (
         None,
-        {"metrics": [faulty.RootMeanSquare(name="root")]},
+        lambda: {"metrics": [faulty.RootMeanSquare(name="root")]},
         ("root",),
         "The metric 'root' differs before the first update",
     ),
-    "a loss averages": (None, {"loss": faulty.MeanOfLarge()}, ("compile(loss=MeanOfLarge)",), "and the loss differs"),
+    "a loss averages": (
+        None,
+        lambda: {"loss": faulty.MeanOfLarge()},
+        ("compile(loss=MeanOfLarge)",),
+        "and the loss differs",
+    ),
     "a layer's loss averages": (
         functools.partial(faulty.AddsMeanOfPositive, name="adds"),
-        {},
+        dict,
         ("compile(loss=mse)", "adds"),
         "and the loss differs",
     ),
 }
+# A pipeline of one replica computes metrics from whole batches.
+IN_PIPELINES = [fault for fault in FAULTS if fault != "a metric is no sum"]
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-@pytest.mark.parametrize("axis", ["data", pytest.param("pipe", marks=pytest.mark.parity_all)])
+@pytest.mark.parametrize(
+    ("axis", "fault"),
+    [
+        *(("data", fault) for fault in FAULTS),
+        *(pytest.param("pipe", fault, marks=pytest.mark.parity_all) for fault in IN_PIPELINES),
+    ],
+)
 def test_deliberate_faults_are_named(axis: str, fault: str) -> None:
     inner, compiled, names, text = FAULTS[fault]
-    if axis == "pipe" and "metrics" in compiled:
-        pytest.skip("A pipeline of one replica reads metrics from whole batches.")
     strategy = strategies.MirroredStrategy(TWO, mesh={axis: 2})
     with strategy.scope():
-        compiled = {
-            key: [type(each)(name=each.name) for each in value] if key == "metrics" else value
-            for key, value in compiled.items()
-        }
-    model = made(strategy, functools.partial(model_of, inner), pipeline if axis == "pipe" else None, **compiled)
+        arguments = compiled()
+    model = made(strategy, functools.partial(model_of, inner), pipeline if axis == "pipe" else None, **arguments)
     before = model.get_weights()
     found = strategy.check(model, (X, Y), steps=1)
     assert not found.ok
     assert found.suspects == names, found
     assert text in found.cause
-    for weight, value in zip(model.get_weights(), before, strict=True):
-        np.testing.assert_array_equal(weight, value)
+    assert_equal(model.get_weights(), before)
+
+
+def assert_equal(one: list[Any], other: list[Any]) -> None:
+    for value, expected in zip(one, other, strict=True):
+        np.testing.assert_array_equal(value, expected)
+
+
+def with_noise() -> Any:
+    """Returns a model with layers that are known to differ: they draw, or normalize over the rows of a replica."""
+    keras.utils.set_random_seed(2)
+    layers = [L.Dense(8, "relu"), L.Dropout(0.5), L.BatchNormalization(), L.Dense(8, "relu"), L.GaussianNoise(0.1)]
+    return keras.Sequential([keras.Input((6,)), *layers, L.Dense(3)])
+
+
+PLACES: dict[str, tuple[dict[str, Any], Any]] = {
+    "weights in shards": ({"mesh": {"data": 2}, "shard": "weights"}, None),
+    "split": ({"mesh": {"tensor": 2}}, keras_ext.parallelize),
+    "in stages": ({"mesh": {"pipe": 2}}, pipeline),
+    "split replicas": ({"mesh": {"data": 2, "tensor": 2}}, keras_ext.parallelize),
+}
+
+
+@pytest.mark.parametrize(
+    "place",
+    [each if each != "split replicas" else pytest.param(each, marks=pytest.mark.parity_all) for each in PLACES],
+)
+def test_what_is_equal_is_found_equal_and_left_as_it_was(place: str) -> None:
+    options, split = PLACES[place]
+    devices = [f"CPU:{i}" for i in range(int(np.prod(list(options["mesh"].values()))))]
+
+    def train(*, checked: bool) -> tuple[Any, Any]:
+        strategy = strategies.MirroredStrategy(devices, **options)
+        model = made(strategy, with_noise, split, metrics=["mae"])
+        fit = functools.partial(model.fit, X, Y, batch_size=8, shuffle=False, verbose=0)
+        fit()
+        if checked:
+            found = strategy.check(model, tf.data.Dataset.from_tensor_slices((X[:21], Y[:21])).batch(7), steps=3)
+            assert found.ok, found
+            assert [row.name for row in found.rows if row.kind == "output"][-1] == "the model's outputs"
+            assert {row.kind for row in found.rows} == {"output", "log", "gradient", "weight", "slot", "state"}
+            assert sum("dropout" in note and "gaussian_noise" in note for note in found.notes) == 1
+            by_rows = any("batch_normalization" in note for note in found.notes)
+            assert by_rows == (place != "split")
+        return fit(epochs=2).history, model.get_weights()
+
+    # What was drawn, counted, averaged and traced for the comparison leaves nothing behind.
+    history, weights = train(checked=False)
+    again, others = train(checked=True)
+    assert history == again
+    assert_equal(weights, others)
+
+
+def test_models_without_a_plain_copy_are_compared_with_a_reference() -> None:
+    class Own(keras.Model):
+        def __init__(self, units: int) -> None:
+            super().__init__()
+            self.dense = L.Dense(units)
+
+        def call(self, x: Any) -> Any:
+            return self.dense(x)
+
+    def make() -> Any:
+        model = Own(3)
+        model.compile("sgd", "mse")
+        return model
+
+    strategy = strategies.MirroredStrategy(TWO)
+    with strategy.scope():
+        model = make()
+        model(X)
+    with pytest.raises(ValueError, match=r"no plain copy. Give a function .*reference=make_model.*NotImplementedError"):
+        strategy.check(model, (X, Y))
+    assert strategy.check(model, (X, Y), reference=make, steps=2).ok
+    with pytest.raises(ValueError, match=r"has other variables than the mesh's; .*Received: dense/vars/0: \(6, 3\) on"):
+        strategy.check(model, (X, Y), reference=lambda: compiled_plain(model_of()))
+    with pytest.raises(ValueError, match=r"'sequential\w*' is not compiled. Give a function"):
+        strategy.check(model, (X, Y), reference=model_of)
+
+    def mixture() -> Any:
+        inputs = keras.Input((2, 3))
+        model = keras.Model(inputs, keras_ext.MixtureOfExperts(4, 8)(inputs))
+        return compiled_plain(model)
+
+    with strategy.scope():
+        model = mixture()
+    with pytest.raises(ValueError, match=r"has no load_balancing_loss, so that a copy trains without. Give a function"):
+        strategy.check(model, (X.reshape(-1, 2, 3), X.reshape(-1, 2, 3)))
+
+
+def compiled_plain(model: Any) -> Any:
+    model.compile("adam", "mse")
+    return model
+
+
+class Adversaries(keras.Model):
+    """Has two optimizers, no `call`, and a step of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maker, self.judge = (
+            keras.Sequential([keras.Input((6,)), L.Dense(6)]),
+            keras.Sequential([keras.Input((6,)), L.Dense(1)]),
+        )
+        self.built = True
+
+    def compile(self, of_maker: Any, of_judge: Any) -> None:
+        super().compile(loss=None)
+        self.of_maker, self.of_judge = of_maker, of_judge
+
+    def train_step(self, data: Any) -> Any:
+        x = data
+        for part, optimizer, sign in ((self.judge, self.of_judge, 1.0), (self.maker, self.of_maker, -1.0)):
+            with tf.GradientTape() as tape:
+                loss = sign * tf.reduce_mean(self.judge(self.maker(x)))
+            optimizer.apply(tape.gradient(loss, part.trainable_weights), part.trainable_weights)
+        return {"loss": loss}
+
+
+def adversaries(*, is_built: bool = True) -> Any:
+    keras.utils.set_random_seed(3)
+    model = Adversaries()
+    model.compile(keras.optimizers.Adam(), keras.optimizers.SGD(0.1, momentum=0.9))
+    if is_built:
+        model.of_maker.build(model.maker.trainable_weights)
+        model.of_judge.build(model.judge.trainable_weights)
+    return model
+
+
+def test_models_with_two_optimizers() -> None:
+    strategy = strategies.MirroredStrategy(TWO)
+    with strategy.scope():
+        model, unbuilt = adversaries(), adversaries(is_built=False)
+    with pytest.raises(ValueError, match="'of_maker' has no state yet: call its `build\\(variables\\)`"):
+        strategy.check(unbuilt, (X,), reference=adversaries)
+    found = strategy.check(model, (X,), reference=adversaries, steps=2)
+    assert found.ok, found
+    gradients = [row.name.rpartition("/")[2] for row in found.rows if row.kind == "gradient"]
+    assert gradients == ["kernel", "bias", "kernel", "bias"]
+
+
+def test_rounding_is_no_difference() -> None:
+    # The bias before a normalization has a gradient of zero, of which rounding leaves noise, which Adam enlarges.
+    def make() -> Any:
+        keras.utils.set_random_seed(4)
+        layers = [L.Dense(16), L.BatchNormalization(synchronized=True), L.Dense(3)]
+        return keras.Sequential([keras.Input((6,)), *layers])
+
+    strategy = strategies.MirroredStrategy(TWO)
+    found = strategy.check(made(strategy, make), (X, Y))
+    assert found.ok, found
+    assert any(row.limit > 1e-3 for row in found.rows if row.kind == "gradient")
+    assert not found.notes
+
+
+def test_what_cannot_be_compared_is_refused() -> None:
+    strategy = strategies.MirroredStrategy(TWO)
+    with strategy.scope():
+        model = model_of()
+    with pytest.raises(ValueError, match=r"build and compile it first. Received: 'sequential\w*', built, not compiled"):
+        strategy.check(model, (X, Y))
+    with pytest.raises(ValueError, match=r"models that were made in its scope.*_DefaultDistributionStrategy"):
+        strategy.check(compiled_plain(model_of()), (X, Y))
+    for data in (X, {"x": X}):
+        with pytest.raises(ValueError, match=r"a list of global batches.*strategy.check\(model, inputs=x\)"):
+            strategy.check(model, data)
+    for steps in (0, 2.0):
+        with pytest.raises(ValueError, match=r"steps must be a whole number from 1. Received: steps="):
+            strategy.check(model, (X, Y), steps=steps)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"fewer batches than steps. Received: 1 batches, steps=2"):
+        strategy.check(model, [(X, Y)], steps=2)
+
+
+def test_data_are_taken_as_fit_takes_them() -> None:
+    class Sequence(keras.utils.PyDataset):
+        def __len__(self) -> int:
+            return 9
+
+        def __getitem__(self, index: int) -> Any:
+            return X[index : index + 2], Y[index : index + 2]
+
+    for data in (
+        tf.data.Dataset.from_tensor_slices((X, Y)).batch(2),
+        [(X[:2], Y[:2])] * 3,
+        ((X[:2], Y[:2]) for _ in range(5)),
+        Sequence(),
+    ):
+        batches = batches_of(data, 2)
+        assert len(batches) == 2
+        # As the source would give them to the program's own `train_step`.
+        [(x, y)] = batches[0].data["x"]
+        assert_equal([np.asarray(each) for each in (batches[0].x, x, y)], [X[:2], X[:2], Y[:2]])
+    # Arrays are cut into as many batches as there are steps, of at most 32 rows.
+    batch, _ = batches_of(({"a": X}, None, X[:, 0]), 2)
+    assert (batch.x["a"].shape, batch.data["y"], batch.data["sample_weight"].shape) == ((12, 6), None, (12,))
+    assert [batch.data["batch_size"] for batch in batches_of((np.zeros(100),), 2)] == [32, 32]

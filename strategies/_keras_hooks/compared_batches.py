@@ -1,0 +1,80 @@
+"""The batches on which a model is compared, given to ``fit`` one at a time, as their source would give them.
+
+``train_on_batch`` would give steps that a program overrides other data: always a tuple of three.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+_BATCH_SIZE = 32
+
+
+@dataclasses.dataclass(frozen=True)
+class Batch:
+    """A global batch.
+
+    Attributes:
+        x: the inputs of the model.
+        data: the arguments with which ``fit`` trains on it.
+    """
+
+    x: Any
+    data: Mapping[str, Any]
+
+    @classmethod
+    def from_arrays(cls, arrays: tuple[Any, ...]) -> Batch:
+        """Makes a batch of arrays (x, y, sample_weight), the last of which may be absent or None."""
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(arrays)
+        rows = len(keras.tree.flatten(x)[0])
+        return cls(x, {"x": x, "y": y, "sample_weight": sample_weight, "batch_size": rows, "shuffle": False})
+
+    @classmethod
+    def from_element(cls, element: Any) -> Batch:
+        """Makes a batch of what a dataset or a generator yields."""
+        x, _, _ = keras.utils.unpack_x_y_sample_weight(element)
+        return cls(x, {"x": tf.data.Dataset.from_tensors(element), "shuffle": False})
+
+
+def batches_of(data: Any, steps: int) -> list[Batch]:
+    """Returns the first batches of the data.
+
+    Args:
+        data: see ``KerasStrategy.check``.
+        steps: the number of batches.
+
+    Raises:
+        ValueError: the data are something else, or have fewer batches.
+    """
+    if not isinstance(steps, int) or steps < 1:
+        raise ValueError(f"steps must be a whole number from 1. Received: steps={steps!r}.")
+    found: Iterable[Batch]
+    if isinstance(data, tuple):
+        count = len(keras.tree.flatten(data)[0])
+        size = max(1, min(_BATCH_SIZE, count // steps))
+        found = (Batch.from_arrays(rows_of(data, begin, begin + size)) for begin in range(0, count, size))
+    elif isinstance(data, keras.utils.PyDataset):
+        found = (Batch.from_element(data[i]) for i in range(len(data)))
+    elif isinstance(data, (tf.data.Dataset, list, Iterator)):
+        found = map(Batch.from_element, data)
+    else:
+        raise ValueError(
+            "data must be a tuple of arrays (x, y) or (x, y, sample_weight), a tf.data.Dataset, a PyDataset, a "
+            "generator or a list of global batches. For findings without training, give a batch of inputs as "
+            f"strategy.check(model, inputs=x). Received: data of type {type(data).__name__}."
+        )
+    batches = list(itertools.islice(found, steps))
+    if len(batches) < steps:
+        raise ValueError(f"The data have fewer batches than steps. Received: {len(batches)} batches, steps={steps}.")
+    return batches
+
+
+def rows_of(data: Any, begin: int, end: int) -> Any:
+    """Returns some rows of all arrays in a structure."""
+    return keras.tree.map_structure(lambda array: None if array is None else array[begin:end], data)

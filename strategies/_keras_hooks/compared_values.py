@@ -1,0 +1,111 @@
+"""Compares what a model computed on a mesh with what it computed on one device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from strategies._keras_hooks.compared_training import ComparedTraining, Entry, Stage, State
+from strategies._keras_hooks.model_state import state_of_file
+from strategies.collectives.descriptions import listed
+from strategies.comparison import GRADIENT, LOG, OUTPUT, ComparedValue
+
+_LIMIT = 1e-6
+# The rounding of a sum over many numbers, in units of the last place.
+_ULPS = 8
+_EPSILON = {"bfloat16": 2.0**-7, "float16": 2.0**-10}
+# Gradients are compared relative to their largest number, and are sums in which much cancels.
+_GRADIENT_FACTOR = 10
+
+
+def limit_of(model: Any) -> float:
+    """Returns the difference that rounding explains, relative to the scale of a value, by the lowest precision."""
+    dtypes = {str(layer.compute_dtype) for layer in model._flatten_layers()}
+    return max([_LIMIT, *(_ULPS * _EPSILON[dtype] for dtype in dtypes if dtype in _EPSILON)])
+
+
+def check_same_names(state: State | None, plain: ComparedTraining) -> None:
+    """Refuses a plain model with other variables than the mesh's.
+
+    Raises:
+        ValueError: with the names and shapes that differ.
+    """
+    shapes = {} if state is None else {name: value.shape for name, value in state.named.items()}
+    theirs = {name: np.shape(value) for name, value in state_of_file(plain.model).items()}
+    lines = [
+        f"{name}: {shapes.get(name, 'not')} on the mesh, {theirs.get(name, 'not')} in the plain model"
+        for name in sorted(shapes.keys() | theirs.keys())
+        if shapes.get(name) != theirs.get(name)
+    ]
+    if lines:
+        raise ValueError(
+            "The plain model has other variables than the mesh's; its optimizers, except model.optimizer, have to be "
+            f"built, too. Received: {listed(lines)}."
+        )
+
+
+def pairs(
+    stage: Stage, training: ComparedTraining, theirs: Stage, plain: ComparedTraining
+) -> Iterator[tuple[Entry, Any, Any]]:
+    """Yields what is compared at a stage, with its value in the plain model and on the mesh.
+
+    Args:
+        stage: the stage of the mesh.
+        training: the training on the mesh.
+        theirs: the same stage of the plain model.
+        plain: the training of the plain model.
+    """
+    for (kind, name), expected in theirs.values.items():
+        # Outputs of layers are compared where both can be recorded.
+        if kind == LOG or (kind, name) in stage.values:
+            layer = name.partition("#")[0] if kind == OUTPUT else ""
+            yield Entry(kind, name, layer), expected, stage.values.get((kind, name), np.nan)
+    entries = plain.entries(theirs)
+    expected_state, state = (state_of_file(each.model) if entries else {} for each in (plain, training))
+    for name, entry in entries.items():
+        yield entry, expected_state[name], state[name]
+
+
+def compared(step: int, entry: Entry, expected: Any, value: Any, limit: float) -> ComparedValue:
+    """Returns the row of a value.
+
+    Args:
+        step: the number of updates so far.
+        entry: what is compared.
+        expected: the value on one device.
+        value: the value on the mesh.
+        limit: as returned by :func:`limit_of`.
+    """
+    one, other = (np.asarray(each).astype("float64") for each in (expected, value))
+    if entry.kind == GRADIENT:
+        limit *= _GRADIENT_FACTOR
+    difference = _difference(one, other, smallest_scale=0.0 if entry.kind == GRADIENT else 1.0)
+    return ComparedValue(step, entry.kind, entry.name, entry.layer, difference, limit)
+
+
+def _difference(one: np.ndarray, other: np.ndarray, smallest_scale: float) -> float:
+    """Returns the largest difference in units of the largest number of `one`; infinity between other shapes or NaN."""
+    if one.shape != other.shape:
+        return float("inf")
+    scale = max(smallest_scale, float(np.max(np.abs(one), initial=0.0, where=np.isfinite(one)))) or 1.0
+    with np.errstate(invalid="ignore"):
+        is_equal = (one == other) | (np.isnan(one) & np.isnan(other))
+        apart = np.where(is_equal, 0.0, np.abs(one - other) / scale)
+    return float(np.max(np.where(np.isnan(apart), np.inf, apart), initial=0.0))
+
+
+def rounded_away(state: State, names: Mapping[str, Entry]) -> State:
+    """Returns a state whose weights are the next larger numbers: one rounding, which stands for those of all steps.
+
+    Args:
+        state: the first state.
+        names: the weights, by their names in a file.
+    """
+    named = {name: _next(value) if name in names else value for name, value in state.named.items()}
+    return State(named, state.seeds)
+
+
+def _next(value: np.ndarray) -> np.ndarray:
+    return np.nextafter(value, np.inf, dtype=value.dtype) if value.dtype.kind == "f" else value
