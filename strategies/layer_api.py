@@ -13,8 +13,9 @@ from strategies._keras_hooks.global_state import (
 )
 from strategies._keras_hooks.gradients import for_optimizer
 from strategies._keras_hooks.keras_versions import sort_layers
+from strategies._keras_hooks.lora import adapters_in, adapters_of, kernels_apart
 from strategies._keras_hooks.microbatch_layers import warn_of_microbatch_layers
-from strategies._keras_hooks.model_state import load_state, state_of_file
+from strategies._keras_hooks.model_state import named_state, set_named_state
 from strategies._keras_hooks.new_variables import settled
 from strategies._keras_hooks.plain_classes import saved_as
 from strategies._keras_hooks.shapes import SYMBOLIC_ROWS, shapes_of
@@ -145,6 +146,8 @@ __all__ = [
     "StageMessages",
     "StoredArray",
     "UndrawnVariable",
+    "adapters_in",
+    "adapters_of",
     "agree_on",
     "as_constant",
     "as_mean",
@@ -173,10 +176,11 @@ __all__ = [
     "joinable_microbatches",
     "joined",
     "joined_weight",
+    "kernels_apart",
     "lie_on_replicas",
-    "load_state",
     "may_recompute",
     "name_counters",
+    "named_state",
     "note_copy",
     "num_replicas",
     "open_tensors",
@@ -189,6 +193,7 @@ __all__ = [
     "row_exchange",
     "save_before_end",
     "saved_as",
+    "set_named_state",
     "settled",
     "shape_and_dtype",
     "shapes_of",
@@ -200,7 +205,6 @@ __all__ = [
     "sort_layers",
     "split_into",
     "state_of",
-    "state_of_file",
     "sum_over_replicas",
     "sum_over_rows",
     "sum_over_rows_before",

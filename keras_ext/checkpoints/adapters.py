@@ -2,33 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from keras_ext.tensor.lora import adapters_of
 from strategies import layer_api
-
-
-def adapters_in(model: Any) -> list[Any]:
-    """Returns the adapters of all layers of a model, with shards joined to whole weights."""
-    return layer_api.joined([adapter for layer in _adapted_layers(model) for adapter in adapters_of(layer)])
-
-
-@contextlib.contextmanager
-def kernels_apart(model: Any) -> Iterator[None]:
-    """Context manager: files are written with kernels without the adapters' product, so that training can resume."""
-    layers = _adapted_layers(model)
-    for layer in layers:
-        layer.lora_enabled = False
-    try:
-        yield
-    finally:
-        for layer in layers:
-            layer.lora_enabled = True
 
 
 def write(path: Path, values: Sequence[Any]) -> None:
@@ -44,7 +24,7 @@ def read(path: Path, model: Any) -> None:
     Raises:
         ValueError: the file contains other adapters, or the model has adapters and the file does not exist.
     """
-    adapters = adapters_in(model)
+    adapters = layer_api.adapters_in(model)
     values: list[Any] = []
     if path.exists():
         with np.load(path) as file:
@@ -57,7 +37,3 @@ def read(path: Path, model: Any) -> None:
         )
     for adapter, value in zip(adapters, values, strict=True):
         adapter.assign(value)
-
-
-def _adapted_layers(model: Any) -> list[Any]:
-    return [layer for layer in model._flatten_layers() if getattr(layer, "lora_enabled", False)]

@@ -253,14 +253,14 @@ class Checkpoints(keras.callbacks.Callback):
                 lambda: self._files.finish(name, state),
             )
             return
-        of_adapters = layer_api.values_of(model, adapters.adapters_in(model))
+        of_adapters = layer_api.values_of(model, layer_api.adapters_in(model))
         # Without a strategy, or with one that has no `is_chief`, the job is taken for a single process.
         writes = getattr(model.distribute_strategy, "is_chief", True)
 
         def write() -> None:
             if writes:
                 self._files.begin(name)
-            with adapters.kernels_apart(model):
+            with layer_api.kernels_apart(model):
                 model.save_weights(str(self._files.weights(name)), overwrite=True)
             if writes:
                 adapters.write(self._files.adapters(name), of_adapters)

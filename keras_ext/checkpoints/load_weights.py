@@ -52,7 +52,7 @@ def load_weights(model: Any, path: str | os.PathLike[str], names: Mapping[str, s
     if compiled:
         layer_api.state_of(model)
     with sharded.together(model, ValueError), layer_api.open_tensors(Path(path)) as opened:
-        values = sharded.tensors_to_save(model)
+        values = layer_api.named_state(model)
         tensors = _by_paths(opened, values) if names is None else _renamed(opened, names)
         if not compiled or not any(name.startswith(_OPTIMIZER) for name in tensors):
             tensors = {name: each for name, each in tensors.items() if not name.startswith(_OPTIMIZER)}
@@ -60,7 +60,7 @@ def load_weights(model: Any, path: str | os.PathLike[str], names: Mapping[str, s
         lines = sharded.differences(values, tensors)
         if lines:
             raise ValueError(f"{os.fspath(path)} does not fit the model. Received:\n{sharded.listed(lines)}")
-        sharded.set_tensors(model, tensors)
+        layer_api.set_named_state(model, tensors)
 
 
 def _renamed(tensors: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:

@@ -7,23 +7,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from keras_ext.checkpoints import adapters
 from keras_ext.presets.verdict import lines_of
 from strategies import layer_api
 
-_ADAPTERS = "adapters/"
 #: The number of tensors that an error names.
 _NAMED = 20
-
-
-def tensors_to_save(model: Any) -> dict[str, Any]:
-    """Returns all tensors of a model and its optimizer by name: variables, split weights or arrays, which are not read.
-
-    Names are those of datasets in Keras' ``*.weights.h5``, and "adapters/0" and so on for LoRA adapters.
-    """
-    own = {f"{_ADAPTERS}{i}": each for i, each in enumerate(adapters.adapters_in(model))}
-    with adapters.kernels_apart(model):
-        return {**layer_api.state_of_file(model), **own}
 
 
 class TensorsToSave:
@@ -34,13 +22,13 @@ class TensorsToSave:
         self._found: dict[str, Any] = {}
 
     def find(self, model: Any) -> dict[str, Any]:
-        """Returns the same as :func:`tensors_to_save`."""
+        """Returns the same as ``layer_api.named_state``."""
         optimizer = getattr(model, "optimizer", None)
         variables = [*model.variables, *([] if optimizer is None else optimizer.variables)]
         # The tensors that are kept hold the variables, whose ids are not given to others meanwhile.
         key = [id(model), id(optimizer), *map(id, variables)]
         if key != self._key or any(not hasattr(each, "assign") for each in self._found.values()):
-            self._found = tensors_to_save(model)
+            self._found = layer_api.named_state(model)
             self._key = key
         return self._found
 
@@ -66,22 +54,10 @@ def load(model: Any, folder: Path) -> None:
         if lines:
             raise DamagedError(listed(lines))
     with together(model, ValueError):
-        lines = differences(tensors_to_save(model), index)
+        lines = differences(layer_api.named_state(model), index)
         if lines:
             raise ValueError(f"{folder} is of another model or optimizer. Received:\n{listed(lines)}")
-        set_tensors(model, layer_api.sharded_tensors(folder, index))
-
-
-def set_tensors(model: Any, tensors: Mapping[str, Any]) -> None:
-    """Sets the variables of a model to tensors by the names of :func:`tensors_to_save`; each process reads its parts.
-
-    The state of the optimizer stays as it is if there are no tensors of it.
-    """
-    own = {name: each for name, each in tensors.items() if not name.startswith(_ADAPTERS)}
-    layer_api.load_state(model, own, has_optimizer=any(name.startswith("optimizer/") for name in own))
-    # Loading sets the adapters of a kernel to zeros.
-    for i, adapter in enumerate(adapters.adapters_in(model)):
-        adapter.assign(layer_api.StoredArray(tensors[f"{_ADAPTERS}{i}"]))
+        layer_api.set_named_state(model, layer_api.sharded_tensors(folder, index))
 
 
 class DamagedError(ValueError):

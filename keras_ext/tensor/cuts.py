@@ -13,7 +13,7 @@ from keras_ext.expert.layer import MixtureOfExperts
 from keras_ext.expert.split_bank import DIMS, check_split
 from keras_ext.tensor.custom_layers import is_custom, is_keras_class, layers_inside
 from keras_ext.tensor.gathered import input_axis, output_axis
-from keras_ext.tensor.lora import adapted_weight, adapter_dim, adapters_of
+from keras_ext.tensor.lora import adapted_weight, adapter_dim
 from strategies import layer_api
 
 
@@ -70,7 +70,7 @@ def row_cuts(layer: Any, num_shards: int, wanted: int | None = None) -> Cuts:
 
 def _adapter_cuts(layer: Any, dims: Iterable[tuple[Any, int]]) -> list[tuple[Any, int]]:
     """Cuts the adapters of a layer as `lora.AdaptedLayer` does, given the cuts of its other weights."""
-    adapters = adapters_of(layer)
+    adapters = layer_api.adapters_of(layer)
     kernel = adapted_weight(layer) if adapters else None
     found = [(each, adapter_dim(each.name, kernel.ndim, dim)) for w, dim in dims if w is kernel for each in adapters]
     return [(each, dim) for each, dim in found if dim is not None]
@@ -114,7 +114,7 @@ def gathered_cuts(layer: Any, num_shards: int, least_size: float = 0.0) -> Cuts:
     Each is cut along the largest dim that `num_shards` divides, else the largest. State, which a layer makes with
     ``trainable=False`` and may write in its call, stays whole: the call gets a tensor in place of a sharded weight.
     """
-    adapters = {id(each) for each in adapters_of(layer)}
+    adapters = {id(each) for each in layer_api.adapters_of(layer)}
     large = [
         weight
         for weight in own_weights(layer)
@@ -160,7 +160,7 @@ def cuts_along(layer: Any, dims: Mapping[int, int]) -> Cuts:
     Raises:
         ValueError: the weights of this layer cannot be cut.
     """
-    adapters = {id(each) for each in adapters_of(layer)}
+    adapters = {id(each) for each in layer_api.adapters_of(layer)}
     found = [(each, dims[id(each)]) for each in own_weights(layer) if id(each) in dims and id(each) not in adapters]
     if found and (reason := _obstacle(layer)):
         raise ValueError(f"The weights of {layer.name!r} cannot be cut: {reason}. Received: {layer!r}.")

@@ -73,7 +73,7 @@ class AdaptedLayer(SplitLayer):
         shards = self._placed()
         lists = [shards.select_owned(adapted_weight(self).shards)]
         if self.lora_enabled:
-            for adapter in adapters_of(self):
+            for adapter in layer_api.adapters_of(self):
                 is_cut = isinstance(adapter, layer_api.SplitWeight)
                 lists.append(shards.select_owned(adapter.shards) if is_cut else shards.copy(adapter))
         return [list(parts) for parts in zip(*lists, strict=True)]
@@ -116,14 +116,6 @@ def plain_class(layer: Any) -> Any:
 def adapted_weight(layer: Any) -> Any:
     """Returns the kernel, or the embedding table, of a layer that has `enable_lora`."""
     return layer._embeddings if isinstance(layer, keras.layers.Embedding) else layer._kernel
-
-
-def adapters_of(layer: Any) -> list[Any]:
-    """Returns A and B of a layer whose LoRA is enabled; an empty list for others."""
-    if not getattr(layer, "lora_enabled", False):
-        return []
-    kind = "embeddings" if isinstance(layer, keras.layers.Embedding) else "kernel"
-    return [getattr(layer, f"lora_{kind}_{each}") for each in ("a", "b")]
 
 
 def adapter_dim(name: str, ndim: int, dim: int) -> int | None:

@@ -18,7 +18,7 @@ from keras import ops
 
 from keras_ext.tensor.activations import is_elementwise
 from keras_ext.tensor.layer import AtShard
-from keras_ext.tensor.lora import AdaptedLayer, adapted_weight, adapters_of, plain_class
+from keras_ext.tensor.lora import AdaptedLayer, adapted_weight, plain_class
 from strategies import layer_api
 
 
@@ -95,7 +95,7 @@ class QuantizedColumns(_Quantized):
         plain: Any = plain_class(self)
         is_bias_cut = isinstance(self.bias, layer_api.SplitWeight)
         names = ["_kernel", "kernel_scale", *(["bias"] if is_bias_cut else [])]
-        names += ["lora_kernel_a", "lora_kernel_b"] if adapters_of(self) else []
+        names += ["lora_kernel_a", "lora_kernel_b"] if layer_api.adapters_of(self) else []
         own: dict[str, Any] = {} if is_bias_cut else {"bias": None}
         weights, view = self._views(names, activation=self.activation if self._is_apart() else None, **own)
 
@@ -139,7 +139,7 @@ class QuantizedRows(_Quantized):
         ids = self._as_input(inputs)
         if keras.backend.standardize_dtype(ids.dtype) not in ("int32", "int64"):
             ids = ops.cast(ids, "int32")
-        adapters = ["lora_embeddings_a", "lora_embeddings_b"] if adapters_of(self) else []
+        adapters = ["lora_embeddings_a", "lora_embeddings_b"] if layer_api.adapters_of(self) else []
         weights, view = self._views(["_embeddings", "embeddings_scale", *adapters])
         sizes = adapted_weight(self).sizes
         starts = [0, *itertools.accumulate(sizes)]

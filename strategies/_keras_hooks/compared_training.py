@@ -17,7 +17,7 @@ import numpy as np
 from strategies._keras_hooks.addresses import TensorFlowTrainer, Trainer
 from strategies._keras_hooks.compared_batches import Batch
 from strategies._keras_hooks.layer_outputs import layer_outputs, name_of
-from strategies._keras_hooks.model_state import load_state, state_of_file
+from strategies._keras_hooks.model_state import named_state, set_named_state
 from strategies._keras_hooks.wrapping import overrides
 from strategies.comparison import GRADIENT, LOG, OUTPUT, OUTPUTS, SLOT, STATE, WEIGHT
 
@@ -95,13 +95,13 @@ class ComparedTraining:
 
     def state(self) -> State:
         """Reads the variables. Where other processes own some, call it in a function that rank 0 runs for all."""
-        named = {name: np.array(value) for name, value in state_of_file(self.model).items()}
+        named = {name: np.array(value) for name, value in named_state(self.model).items()}
         seeds = {name: [np.array(each) for each in states] for name, states in self._seeds().items()}
         return State(named, seeds)
 
     def set_state(self, state: State) -> None:
         """Sets the variables. Where other processes own some, call it in a function that rank 0 runs for all."""
-        load_state(self.model, state.named)
+        set_named_state(self.model, state.named)
         for name, own in self._seeds().items():
             # A split layer may have one for each shard.
             for variable, value in zip(own, state.seeds.get(name, ()), strict=False):
@@ -198,7 +198,7 @@ class ComparedTraining:
         """Returns the variables of a plain model, by their names in a file."""
         found: dict[str, Entry] = {}
         owners, weights = self._owners(), set(map(id, self.model.trainable_variables))
-        for name, value in state_of_file(self.model).items():
+        for name, value in named_state(self.model).items():
             attribute, _, position = name.partition("/vars/")
             optimizer = self._optimizers.get(name.partition("/")[0])
             if optimizer is None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from strategies._keras_hooks.compared_training import ComparedTraining, Entry, Stage, State
-from strategies._keras_hooks.model_state import state_of_file
+from strategies._keras_hooks.model_state import named_state
 from strategies.collectives.descriptions import listed
 from strategies.comparison import GRADIENT, LOG, OUTPUT, ComparedValue
 
@@ -26,24 +26,21 @@ def limit_of(model: Any) -> float:
     return max([_LIMIT, *(_ULPS * _EPSILON[dtype] for dtype in dtypes if dtype in _EPSILON)])
 
 
-def check_same_names(state: State | None, plain: ComparedTraining) -> None:
-    """Refuses a plain model with other variables than the mesh's.
+def differing_names(state: State | None, plain: ComparedTraining) -> str:
+    """Returns the variables that only one of the models has, or that have other shapes, as text; "" if there are none.
 
-    Raises:
-        ValueError: with the names and shapes that differ.
+    Args:
+        state: the state of the model on the mesh.
+        plain: the training of the plain model.
     """
     shapes = {} if state is None else {name: value.shape for name, value in state.named.items()}
-    theirs = {name: np.shape(value) for name, value in state_of_file(plain.model).items()}
+    theirs = {name: np.shape(value) for name, value in named_state(plain.model).items()}
     lines = [
         f"{name}: {shapes.get(name, 'not')} on the mesh, {theirs.get(name, 'not')} in the plain model"
         for name in sorted(shapes.keys() | theirs.keys())
         if shapes.get(name) != theirs.get(name)
     ]
-    if lines:
-        raise ValueError(
-            "The plain model has other variables than the mesh's; its optimizers, except model.optimizer, have to be "
-            f"built, too. Received: {listed(lines)}."
-        )
+    return listed(lines) if lines else ""
 
 
 def pairs(
@@ -63,7 +60,7 @@ def pairs(
             layer = name.partition("#")[0] if kind == OUTPUT else ""
             yield Entry(kind, name, layer), expected, stage.values.get((kind, name), np.nan)
     entries = plain.entries(theirs)
-    expected_state, state = (state_of_file(each.model) if entries else {} for each in (plain, training))
+    expected_state, state = (named_state(each.model) if entries else {} for each in (plain, training))
     for name, entry in entries.items():
         yield entry, expected_state[name], state[name]
 

@@ -15,9 +15,9 @@ import numpy as np
 
 from strategies._keras_hooks.compared_batches import Batch, rows_of
 from strategies._keras_hooks.compared_training import ComparedTraining, Stage, State
-from strategies._keras_hooks.compared_values import check_same_names, compared, limit_of, pairs, rounded_away
+from strategies._keras_hooks.compared_values import compared, differing_names, limit_of, pairs, rounded_away
 from strategies._keras_hooks.layer_outputs import as_in_inference, find_unequal_layers, name_of
-from strategies._keras_hooks.plain_copies import plain_copy, without_strategy
+from strategies._keras_hooks.plain_copies import compile_alike, plain_copy, without_strategy
 from strategies.collectives.descriptions import listed
 from strategies.comparison import WEIGHT, ComparedValue, Comparison
 from strategies.engine.engine import Engine, engine_of
@@ -159,7 +159,7 @@ class _Comparing:
                 f"In a file {self._names(left_out)} has no {arguments}, so that a copy trains without. {_GIVE}"
             )
         try:
-            plain = plain_copy(self._model) if self._reference is None else self._make_reference()
+            plain = self._make_copy() if self._reference is None else self._make_reference()
         except Exception as error:
             raise ValueError(f"The model has no plain copy. {_GIVE} {type(error).__name__}: {error}") from error
         if not plain.compiled:
@@ -168,8 +168,23 @@ class _Comparing:
         if optimizer is not None and not optimizer.built:
             optimizer.build(plain.trainable_variables)
         training = ComparedTraining(plain, self._batches)
-        check_same_names(first, training)
+        differing = differing_names(first, training)
+        if differing and self._reference is None:
+            raise ValueError(
+                "The model's file gives another model, as that of a model with LoRA adapters, which has merged them. "
+                f"{_GIVE} Received: {differing}."
+            )
+        if differing:
+            raise ValueError(
+                "The plain model has other variables than the mesh's; its optimizers, except model.optimizer, have to "
+                f"be built, too. Received: {differing}."
+            )
         return training
+
+    def _make_copy(self) -> Any:
+        plain = plain_copy(self._model)
+        without_strategy(lambda: compile_alike(plain, self._model))
+        return plain
 
     def _make_reference(self) -> Any:
         """Makes the program's plain model, and calls it, which builds what `build` of a subclass has not built."""

@@ -13,8 +13,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from strategies._keras_hooks.addresses import saving_lib
+from strategies._keras_hooks.lora import adapters_in, kernels_apart
 from strategies._keras_hooks.stored_values import reading_in_ranges
 from strategies.replica.stored_array import StoredArray
+
+_ADAPTERS = "adapters/"
 
 
 class _Store(saving_lib.H5IOStore):
@@ -89,44 +92,50 @@ def _group(path: str) -> str:
     return f"{path}/vars" if path else "vars"
 
 
-def state_of_file(model: Any) -> dict[str, Any]:
-    """Returns what a file of the model's weights would contain: variables, split weights, or arrays, by name.
+def named_state(model: Any) -> dict[str, Any]:
+    """Returns all tensors of a model and its optimizer by name: variables, split weights or arrays, which are not read.
 
-    Names are the paths of datasets in ``*.weights.h5``, such as "layers/dense/vars/0" and "optimizer/vars/1". Nothing
-    is read of variables that are saved as they are.
+    Names are the paths of datasets in ``*.weights.h5``, such as "layers/dense/vars/0" and "optimizer/vars/1", and
+    "adapters/0" and so on for LoRA adapters, which Keras' files have only in the kernels.
 
     Args:
         model: a built model, compiled or not.
     """
     store = _Store()
-    saving_lib._save_state(model, weights_store=store, assets_store=None, inner_path="", visited_saveables=set())
-    return store.written
+    with kernels_apart(model):
+        saving_lib._save_state(model, weights_store=store, assets_store=None, inner_path="", visited_saveables=set())
+    return {**store.written, **{f"{_ADAPTERS}{i}": each for i, each in enumerate(adapters_in(model))}}
 
 
-def load_state(model: Any, tensors: Mapping[str, Any], *, has_optimizer: bool = True) -> None:
+def set_named_state(model: Any, tensors: Mapping[str, Any]) -> None:
     """Sets a model's variables, and its optimizer's, to tensors. Each process reads its own parts of them.
+
+    The state of the optimizer stays as it is if there are no tensors of it.
 
     Args:
         model: a built model.
-        tensors: datasets by the names of :func:`state_of_file`: they have a shape and a dtype, and are read by slices.
-        has_optimizer: False if the optimizer's variables are not among them, and stay as they are.
+        tensors: datasets by the names of :func:`named_state`: they have a shape and a dtype, and are read by slices.
 
     Raises:
         ValueError: Keras' own error, about layers that cannot be loaded.
     """
+    own = {name: each for name, each in tensors.items() if not name.startswith(_ADAPTERS)}
     errors: dict[int, Any] = {}
     failed: set[int] = set()
     optimizer = getattr(model, "optimizer", None)
-    left_out = set() if has_optimizer or optimizer is None else {id(optimizer)}
+    has_optimizer = optimizer is None or any(name.startswith("optimizer/") for name in own)
     with reading_in_ranges():
         saving_lib._load_state(
             model,
-            weights_store=_Store(tensors),
+            weights_store=_Store(own),
             assets_store=None,
             inner_path="",
-            visited_saveables=left_out,
+            visited_saveables=set() if has_optimizer else {id(optimizer)},
             failed_saveables=failed,
             error_msgs=errors,
         )
     if failed:
         saving_lib._raise_loading_failure(errors)
+    # Loading sets the adapters of a kernel to zeros.
+    for i, adapter in enumerate(adapters_in(model)):
+        adapter.assign(StoredArray(tensors[f"{_ADAPTERS}{i}"]))

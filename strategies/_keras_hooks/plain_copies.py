@@ -15,8 +15,9 @@ from typing import Any, TypeVar
 import keras
 import tensorflow as tf
 
-from strategies._keras_hooks.addresses import saving_lib
+from strategies._keras_hooks.addresses import Trainer, saving_lib
 from strategies._keras_hooks.plain_classes import is_plain
+from strategies._keras_hooks.wrapping import overrides
 from strategies.replica.whole_weights import joined
 
 _Result = TypeVar("_Result")
@@ -42,16 +43,28 @@ def plain_copy(model: keras.Model) -> keras.Model:
 
     Where each process owns only some of the variables, call it in a function that rank 0 runs for all.
     """
-    custom = {**dict(_parts_of_compile(model)), **{layer.__class__.__name__: layer.__class__ for layer in _own(model)}}
+    custom = _custom_objects(model)
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder) / "model.keras"
         saving_lib.save_model(model, path)
         return without_strategy(lambda: saving_lib.load_model(path, custom_objects=custom, safe_mode=False))
 
 
-def _own(model: keras.Model) -> Iterator[Any]:
-    """Yields the layers whose classes are the program's or Keras'."""
-    return (layer for layer in model._flatten_layers() if is_plain(layer.__class__))
+def compile_alike(copy: keras.Model, model: keras.Model) -> None:
+    """Compiles a plain copy with the arguments of the model's `compile`, if its class overrides that.
+
+    Keras does not compile such a model when it is loaded, and a task of KerasHub then has other arguments.
+    """
+    config = model.get_compile_config()
+    if overrides(copy, Trainer, "compile") and config is not None:
+        with keras.saving.custom_object_scope(_custom_objects(model)):
+            copy.compile(**keras.saving.deserialize_keras_object(config))
+
+
+def _custom_objects(model: keras.Model) -> dict[str, Any]:
+    """Returns by name the classes of layers that are the program's or Keras', and the parts of `compile`."""
+    layers = {each.__class__.__name__: each.__class__ for each in model._flatten_layers() if is_plain(each.__class__)}
+    return {**dict(_parts_of_compile(model)), **layers}
 
 
 def _parts_of_compile(model: keras.Model) -> Iterator[tuple[str, Any]]:
