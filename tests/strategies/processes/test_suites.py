@@ -23,6 +23,7 @@ SUITES = [
     pytest.param(("spanning_files.py",), 1, id="spanning-files"),
     pytest.param(("spanning_generation.py",), 1, id="spanning-generation"),
     pytest.param(("sharded_checkpoints.py",), 1, id="sharded-checkpoints"),
+    pytest.param(("comparisons.py",), 1, id="comparisons"),
     pytest.param(("meshes.py",), 2, id="meshes-2"),
     pytest.param(("meshes.py",), 4, id="meshes-4"),
 ]
