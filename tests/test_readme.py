@@ -21,6 +21,7 @@ PAGES = sorted(
 WITH_PROGRAMS = (
     "README.md",
     "docs/central_storage.md",
+    "docs/check_a_model.md",
     "docs/checkpoints.md",
     "docs/custom_training_steps.md",
     "docs/does_it_fit.md",
