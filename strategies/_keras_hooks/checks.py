@@ -10,13 +10,15 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, overload
 
 import keras
 import tensorflow as tf
 
 from strategies._keras_hooks.compared_batches import batches_of
+from strategies._keras_hooks.compared_references import build, check_comparable, other_mesh
+from strategies._keras_hooks.compared_training import has_call
 from strategies._keras_hooks.comparisons import compare
 from strategies._keras_hooks.global_state import global_state_kept
 from strategies._keras_hooks.microbatch_layers import layers_of_microbatches
@@ -61,6 +63,7 @@ class KerasStrategy(MeshStrategy):
         steps: int = 3,
         inputs: Any = None,
         reference: Callable[[], Any] | None = None,
+        against: Mapping[str, int] | tf.distribute.Strategy | None = None,
     ) -> Comparison: ...
 
     def check(
@@ -71,6 +74,7 @@ class KerasStrategy(MeshStrategy):
         steps: int = 3,
         inputs: Any = None,
         reference: Callable[[], Any] | None = None,
+        against: Mapping[str, int] | tf.distribute.Strategy | None = None,
     ) -> tuple[Finding, ...] | Comparison:
         """Compares training on the mesh with training on one device; without data, it inspects the model only.
 
@@ -108,7 +112,7 @@ class KerasStrategy(MeshStrategy):
         printed, and processes do not wait for each other.
 
         Args:
-            model: a built Keras model; compiled, if there are data.
+            model: a built Keras model; if there are data, it has to be compiled, and is built if it is not.
             data: global batches: a ``tf.data.Dataset``, a ``PyDataset``, a list or a generator of them; or a tuple of
                 arrays (x, y) or (x, y, sample_weight), which are cut into batches of 32 rows.
             steps: the number of training steps.
@@ -117,6 +121,9 @@ class KerasStrategy(MeshStrategy):
                 sizes.
             reference: a function that makes and compiles the same model without a strategy; its weights do not matter.
                 By default the plain model is what ``keras.models.load_model`` makes of the model's file.
+            against: for a model that does not fit one device, another mesh over the same devices, such as
+                ``{"tensor": 4}``, or a strategy of it, with which this mesh is compared in place of one device. Then
+                `reference` makes, splits and compiles the model, and is called in that strategy's scope.
 
         Raises:
             ValueError: the model is not built, or needs `inputs`; it is not compiled, or has no plain copy; there are
@@ -132,10 +139,12 @@ class KerasStrategy(MeshStrategy):
         """
         if data is not None:
             batches = batches_of(data, steps)
-            has_call = type(model).call is not keras.Model.call
+            check_comparable(self, model)
+            build(model, batches[0])
             x = batches[0].x if inputs is None else inputs
-            findings = self._findings(model, x) if has_call else ()
-            return dataclasses.replace(compare(self, model, batches, reference), findings=findings)
+            findings = self._findings(model, x) if has_call(model) else ()
+            other = None if against is None else other_mesh(self, against)
+            return dataclasses.replace(compare(model, batches, reference, other), findings=findings)
         return self._findings(model, inputs)
 
     def _findings(self, model: Any, inputs: Any) -> tuple[Finding, ...]:

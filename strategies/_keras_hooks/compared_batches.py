@@ -38,8 +38,11 @@ class Batch:
     @classmethod
     def from_element(cls, element: Any) -> Batch:
         """Makes a batch of what a dataset or a generator yields."""
-        x, _, _ = keras.utils.unpack_x_y_sample_weight(element)
-        return cls(x, {"x": tf.data.Dataset.from_tensors(element), "shuffle": False})
+        # A `train_step` may take more than (x, y, sample_weight).
+        return cls(
+            element[0] if isinstance(element, (tuple, list)) else element,
+            {"x": tf.data.Dataset.from_tensors(element), "shuffle": False},
+        )
 
 
 def batches_of(data: Any, steps: int) -> list[Batch]:

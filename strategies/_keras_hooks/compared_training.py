@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import functools
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -18,8 +19,17 @@ from strategies._keras_hooks.addresses import TensorFlowTrainer, Trainer
 from strategies._keras_hooks.compared_batches import Batch
 from strategies._keras_hooks.layer_outputs import layer_outputs, name_of
 from strategies._keras_hooks.model_state import named_state, set_named_state
+from strategies._keras_hooks.plain_copies import without_strategy
 from strategies._keras_hooks.wrapping import overrides
 from strategies.comparison import GRADIENT, LOG, OUTPUT, OUTPUTS, SLOT, STATE, WEIGHT
+from strategies.replica.overwritten import is_overwritten
+from strategies.replica.weight_slices import WeightSlice
+from strategies.replica.whole_weights import joined
+
+
+def has_call(model: Any) -> bool:
+    """Returns False for a model that consists of others, and computes in its `train_step` only."""
+    return type(model).call is not keras.Model.call
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,6 +65,26 @@ class Stage:
 
 
 @dataclasses.dataclass(frozen=True)
+class Recorded:
+    """What a model computed up to a step, on the process that read it.
+
+    Attributes:
+        step: the number of updates so far.
+        computed: outputs and logs.
+        variables: gradients, or the model's state, by their names in a file.
+    """
+
+    step: int
+    computed: Mapping[Entry, np.ndarray]
+    variables: Mapping[str, tuple[Entry, np.ndarray]]
+
+    def values(self) -> Iterator[tuple[Entry, np.ndarray]]:
+        """Yields all values."""
+        yield from self.computed.items()
+        yield from self.variables.values()
+
+
+@dataclasses.dataclass(frozen=True)
 class State:
     """The values of a model's variables, on the process that read them.
 
@@ -65,6 +95,11 @@ class State:
 
     named: Mapping[str, np.ndarray]
     seeds: Mapping[str, Sequence[np.ndarray]]
+
+
+def num_stages(batches: Sequence[Batch]) -> int:
+    """Returns the number of stages that :meth:`ComparedTraining.stages` yields."""
+    return 2 + len(batches)
 
 
 class ComparedTraining:
@@ -111,7 +146,7 @@ class ComparedTraining:
         layers = self.model._flatten_layers()
         return {layer.name: [each.state for each in layer._seed_generators] for layer in layers}
 
-    def stages(self, reset: Callable[[], None]) -> Iterator[Stage]:
+    def stages(self, reset: Callable[[], None]) -> Generator[Stage]:
         """Yields after the first forward pass, after the first backward pass, and after each step.
 
         The values of variables are to be read before the next stage.
@@ -124,7 +159,7 @@ class ComparedTraining:
             reset()
             parts = int(getattr(self.model, "num_microbatches", 1))
             outputs = {}
-            if self._has_call():
+            if has_call(self.model):
                 outputs = layer_outputs(self.model, first.x, num_parts=parts, of_layers=self._of_layers)
             self.called = list(
                 dict.fromkeys(name.partition("#")[0] for name in outputs if not name.startswith(OUTPUTS))
@@ -136,9 +171,6 @@ class ComparedTraining:
             reset()
             for step, batch in enumerate(self._batches, 1):
                 yield Stage(step, self._train(batch), has_state=True)
-
-    def _has_call(self) -> bool:
-        return type(self.model).call is not keras.Model.call
 
     def _train(self, batch: Batch) -> dict[tuple[str, str], Any]:
         logs = self.model.fit(**batch.data, verbose=0).history
@@ -176,37 +208,41 @@ class ComparedTraining:
                 setattr(self.model, name, optimizer)
             self._forget_functions()
 
-    def entries(self, stage: Stage) -> dict[str, Entry]:
-        """Returns the variables that are compared at a stage, by their names in a file. For a plain model only."""
-        if stage.has_gradients:
-            return self._gradients()
-        return self.state_entries() if stage.has_state else {}
+    def record(self, stage: Stage) -> Recorded:
+        """Reads what a stage computed. Where other processes own variables, rank 0 calls it for all."""
+        computed = {
+            Entry(kind, name, name.partition("#")[0] if kind == OUTPUT else ""): value
+            for (kind, name), value in stage.values.items()
+        }
+        entries = self._gradients() if stage.has_gradients else self.state_entries() if stage.has_state else {}
+        values = named_state(self.model) if entries else {}
+        variables = {name: (entry, np.asarray(values[name])) for name, entry in entries.items()}
+        return Recorded(stage.step, computed, variables)
 
     def _gradients(self) -> dict[str, Entry]:
+        """Returns the first moments of the optimizers that keep gradients, by their names in a file."""
         found: dict[str, Entry] = {}
         owners = self._owners()
         for attribute in self._optimizers:
-            recorder = getattr(self.model, attribute)
-            positions = {id(variable): i for i, variable in enumerate(recorder.variables)}
-            # An optimizer that no step has used has no weights.
-            for weight, slot in zip(recorder._trainable_variables, getattr(recorder, "_momentums", ()), strict=True):
-                name = f"{attribute}/vars/{positions[id(slot)]}"
-                found[name] = Entry(GRADIENT, weight.path, owners.get(id(weight), ""))
+            # What takes the place of a gradient overwrites the variable, as float8's scales: these have no slots.
+            with_slots = [each for each in _weights_of(getattr(self.model, attribute)) if not is_overwritten(each)]
+            for position, weight in zip(_positions_of_moments(len(with_slots)), with_slots, strict=True):
+                found[f"{attribute}/vars/{position}"] = Entry(GRADIENT, weight.path, owners.get(weight.path, ""))
         return found
 
     def state_entries(self) -> dict[str, Entry]:
-        """Returns the variables of a plain model, by their names in a file."""
+        """Returns the variables of the model and its optimizers, by their names in a file."""
         found: dict[str, Entry] = {}
-        owners, weights = self._owners(), set(map(id, self.model.trainable_variables))
+        owners, weights = self._owners(), {each.path for each in joined(self.model.trainable_variables)}
         for name, value in named_state(self.model).items():
             attribute, _, position = name.partition("/vars/")
             optimizer = self._optimizers.get(name.partition("/")[0])
+            path = getattr(value, "path", name)
             if optimizer is None:
-                kind = WEIGHT if id(value) in weights else STATE
-                found[name] = Entry(kind, getattr(value, "path", name), owners.get(id(value), ""))
+                found[name] = Entry(WEIGHT if path in weights else STATE, path, owners.get(path, ""))
             else:
-                is_own = attribute in self._optimizers
-                found[name] = Entry(SLOT, optimizer.variables[int(position)].path if is_own else name)
+                is_own = attribute in self._optimizers and path == name
+                found[name] = Entry(SLOT, optimizer.variables[int(position)].path if is_own else path)
         return found
 
     def sources_of_loss(self) -> list[str]:
@@ -219,13 +255,32 @@ class ComparedTraining:
             found.append(f"compile(loss={losses})")
         return found + [name_of(each, model) for each in model._flatten_layers(include_self=False) if each._losses]
 
-    def _owners(self) -> dict[int, str]:
-        """Returns the names of the layers that own variables, by the variables' ids."""
+    def _owners(self) -> dict[str, str]:
+        """Returns the names of the layers that own variables, by the variables' paths."""
         return {
-            id(variable): name_of(layer, self.model)
+            variable.path: name_of(layer, self.model)
             for layer in self.model._flatten_layers()
-            for variable in (*layer._trainable_variables, *layer._non_trainable_variables)
+            for variable in joined([*layer._trainable_variables, *layer._non_trainable_variables])
         }
+
+
+def _weights_of(optimizer: Any) -> list[Any]:
+    """Returns the weights that an optimizer updates: whole ones."""
+    known = optimizer._trainable_variables
+    found: list[Any] = joined(known[0].partition.variables if known and isinstance(known[0], WeightSlice) else known)
+    return found
+
+
+@functools.cache
+def _positions_of_moments(count: int) -> tuple[int, ...]:
+    """Returns the positions of Adam's first moments among its variables, for a number of weights."""
+    return without_strategy(lambda: _positions(keras.optimizers.Adam(), count))
+
+
+def _positions(adam: Any, count: int) -> tuple[int, ...]:
+    adam.build([keras.Variable(0.0) for _ in range(count)])
+    positions = {id(variable): i for i, variable in enumerate(adam.variables)}
+    return tuple(positions[id(moment)] for moment in adam._momentums)
 
 
 def _name_of_loss(loss: Any) -> str:

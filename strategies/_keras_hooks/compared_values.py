@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from strategies._keras_hooks.compared_training import ComparedTraining, Entry, Stage, State
+from strategies._keras_hooks.compared_training import ComparedTraining, Entry, Recorded, Stage, State
 from strategies._keras_hooks.model_state import named_state
 from strategies.collectives.descriptions import listed
-from strategies.comparison import GRADIENT, LOG, OUTPUT, ComparedValue
+from strategies.comparison import GRADIENT, LOG, ComparedValue
+from strategies.saving.write_items import shape_and_dtype
 
 _LIMIT = 1e-6
 # The rounding of a sum over many numbers, in units of the last place.
@@ -26,43 +27,39 @@ def limit_of(model: Any) -> float:
     return max([_LIMIT, *(_ULPS * _EPSILON[dtype] for dtype in dtypes if dtype in _EPSILON)])
 
 
-def differing_names(state: State | None, plain: ComparedTraining) -> str:
+def differing_names(state: State | None, other: ComparedTraining) -> str:
     """Returns the variables that only one of the models has, or that have other shapes, as text; "" if there are none.
 
     Args:
         state: the state of the model on the mesh.
-        plain: the training of the plain model.
+        other: the training of the other model.
     """
     shapes = {} if state is None else {name: value.shape for name, value in state.named.items()}
-    theirs = {name: np.shape(value) for name, value in named_state(plain.model).items()}
+    theirs = {name: shape_and_dtype(value)[0] for name, value in named_state(other.model).items()}
     lines = [
-        f"{name}: {shapes.get(name, 'not')} on the mesh, {theirs.get(name, 'not')} in the plain model"
+        f"{name}: {shapes.get(name, 'not')} on the mesh, {theirs.get(name, 'not')} in the other model"
         for name in sorted(shapes.keys() | theirs.keys())
         if shapes.get(name) != theirs.get(name)
     ]
     return listed(lines) if lines else ""
 
 
-def pairs(
-    stage: Stage, training: ComparedTraining, theirs: Stage, plain: ComparedTraining
-) -> Iterator[tuple[Entry, Any, Any]]:
-    """Yields what is compared at a stage, with its value in the plain model and on the mesh.
+def pairs(training: ComparedTraining, stage: Stage, recorded: Recorded) -> Iterator[tuple[Entry, Any, Any]]:
+    """Yields what is compared at a stage, with its value in the reference and on the mesh.
 
     Args:
-        stage: the stage of the mesh.
         training: the training on the mesh.
-        theirs: the same stage of the plain model.
-        plain: the training of the plain model.
+        stage: its stage.
+        recorded: the same stage of the reference.
     """
-    for (kind, name), expected in theirs.values.items():
+    for entry, expected in recorded.computed.items():
         # Outputs of layers are compared where both can be recorded.
-        if kind == LOG or (kind, name) in stage.values:
-            layer = name.partition("#")[0] if kind == OUTPUT else ""
-            yield Entry(kind, name, layer), expected, stage.values.get((kind, name), np.nan)
-    entries = plain.entries(theirs)
-    expected_state, state = (named_state(each.model) if entries else {} for each in (plain, training))
-    for name, entry in entries.items():
-        yield entry, expected_state[name], state[name]
+        value = stage.values.get((entry.kind, entry.name))
+        if value is not None or entry.kind == LOG:
+            yield entry, expected, np.nan if value is None else value
+    state = named_state(training.model) if recorded.variables else {}
+    for name, (entry, expected) in recorded.variables.items():
+        yield entry, expected, state[name]
 
 
 def compared(step: int, entry: Entry, expected: Any, value: Any, limit: float) -> ComparedValue:
