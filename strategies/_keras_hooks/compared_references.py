@@ -6,16 +6,24 @@ import functools
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, Protocol, TypeVar
 
-import keras
 import tensorflow as tf
 
 from strategies._keras_hooks.compared_batches import Batch, rows_of
-from strategies._keras_hooks.compared_training import ComparedTraining, Recorded, State, has_call, num_stages
+from strategies._keras_hooks.compared_training import (
+    ComparedTraining,
+    Recorded,
+    State,
+    has_call,
+    num_stages,
+    optimizers_of,
+    weights_of,
+)
 from strategies._keras_hooks.compared_values import differing_names
 from strategies._keras_hooks.layer_outputs import UnequalLayers, as_in_inference
 from strategies._keras_hooks.plain_copies import compile_alike, plain_copy, without_strategy
 from strategies.collectives.descriptions import listed
 from strategies.engine.engine import Engine, engine_of
+from strategies.replica.whole_weights import joined
 from strategies.saving.driving import drive
 from strategies.saving.restoring import load_on_all, state_of, variables_of
 from strategies.saving.together import texts_of_job
@@ -49,7 +57,7 @@ def check_comparable(strategy: Any, model: Any) -> None:
     """Refuses a model that a strategy cannot compare.
 
     Raises:
-        ValueError: it is of another strategy, or not compiled, or has an optimizer whose state cannot be restored.
+        ValueError: it is of another strategy, or not compiled.
     """
     if model.distribute_strategy is not strategy:
         raise ValueError(
@@ -60,12 +68,6 @@ def check_comparable(strategy: Any, model: Any) -> None:
         raise ValueError(
             f"A comparison with data trains the model: compile it first. Received: {model.name!r}, not compiled."
         )
-    for name, optimizer in vars(model).items():
-        if isinstance(optimizer, keras.Optimizer) and not optimizer.built and optimizer is not model.optimizer:
-            raise ValueError(
-                f"A comparison restores the model's optimizers, and {name!r} has no state yet: call its "
-                "`build(variables)` in the strategy's scope, or train a step, first."
-            )
 
 
 def other_mesh(strategy: Any, against: Any) -> Any:
@@ -177,9 +179,7 @@ def _plain_training(
         raise ValueError(f"The model has no plain copy. {_GIVE} {type(error).__name__}: {error}") from error
     if not plain.compiled:
         raise ValueError(f"The plain model {plain.name!r} is not compiled. {_GIVE}")
-    optimizer = getattr(plain, "optimizer", None)
-    if optimizer is not None and not optimizer.built:
-        optimizer.build(plain.trainable_variables)
+    _build_optimizers(model, plain)
     training = ComparedTraining(plain, batches)
     differing = differing_names(first, training)
     if differing and make is None:
@@ -188,11 +188,19 @@ def _plain_training(
             f"{_GIVE} Received: {differing}."
         )
     if differing:
-        raise ValueError(
-            "The plain model has other variables than the mesh's; its optimizers, except model.optimizer, have to be "
-            f"built, too. Received: {differing}."
-        )
+        raise ValueError(f"The plain model has other variables than the mesh's. Received: {differing}.")
     return training
+
+
+def _build_optimizers(model: Any, plain: Any) -> None:
+    """Builds the optimizers of the plain model that are built on the mesh, with the same weights."""
+    positions = {id(weight): i for i, weight in enumerate(joined(model.trainable_variables))}
+    for name, optimizer in optimizers_of(model).items():
+        other = getattr(plain, name, None)
+        if optimizer.built and other is not None and not other.built:
+            found = [positions[id(weight)] for weight in weights_of(optimizer) if id(weight) in positions]
+            weights = plain.trainable_variables
+            other.build([weights[i] for i in found if i < len(weights)])
 
 
 def _copy(model: Any) -> Any:

@@ -97,6 +97,18 @@ class State:
     seeds: Mapping[str, Sequence[np.ndarray]]
 
 
+def optimizers_of(model: Any) -> dict[str, Any]:
+    """Returns the optimizers of a model by the names of its attributes."""
+    return {name: each for name, each in vars(model).items() if isinstance(each, keras.Optimizer)}
+
+
+def weights_of(optimizer: Any) -> list[Any]:
+    """Returns the weights that an optimizer updates: whole ones."""
+    known = optimizer._trainable_variables
+    found: list[Any] = joined(known[0].partition.variables if known and isinstance(known[0], WeightSlice) else known)
+    return found
+
+
 def num_stages(batches: Sequence[Batch]) -> int:
     """Returns the number of stages that :meth:`ComparedTraining.stages` yields."""
     return 2 + len(batches)
@@ -126,7 +138,7 @@ class ComparedTraining:
         self._of_layers = of_layers
         #: The names of layers in the order of their calls; empty before the first stage.
         self.called: Sequence[str] = ()
-        self._optimizers = {name: each for name, each in vars(model).items() if isinstance(each, keras.Optimizer)}
+        self._optimizers = optimizers_of(model)
 
     def state(self) -> State:
         """Reads the variables. Where other processes own some, call it in a function that rank 0 runs for all."""
@@ -166,11 +178,14 @@ class ComparedTraining:
             )
             yield Stage(0, {(OUTPUT, name): value for name, value in outputs.items()})
             reset()
-            with self._recording_gradients():
+            with self._swapped(dict.fromkeys(self._optimizers, _gradient_keeper)):
                 yield Stage(0, self._train(first), has_gradients=True)
             reset()
-            for step, batch in enumerate(self._batches, 1):
-                yield Stage(step, self._train(batch), has_state=True)
+            # An optimizer that no step has built stays so.
+            unbuilt = {name: each for name, each in self._optimizers.items() if not each.built}
+            with self._swapped({name: functools.partial(_copied, each) for name, each in unbuilt.items()}):
+                for step, batch in enumerate(self._batches, 1):
+                    yield Stage(step, self._train(batch), has_state=True)
 
     def _train(self, batch: Batch) -> dict[tuple[str, str], Any]:
         logs = self.model.fit(**batch.data, verbose=0).history
@@ -196,16 +211,16 @@ class ComparedTraining:
         self.model.reset_metrics()
 
     @contextlib.contextmanager
-    def _recording_gradients(self) -> Iterator[None]:
-        """Context manager: the optimizers of the model keep gradients, and change no weights."""
-        for name in self._optimizers:
+    def _swapped(self, optimizers: Mapping[str, Callable[[], Any]]) -> Iterator[None]:
+        """Context manager: replaces the optimizers of these attributes by new ones."""
+        for name, make in optimizers.items():
             with self._scope():
-                setattr(self.model, name, keras.optimizers.Adam(learning_rate=0.0, beta_1=0.0))
+                setattr(self.model, name, make())
         try:
             yield
         finally:
-            for name, optimizer in self._optimizers.items():
-                setattr(self.model, name, optimizer)
+            for name in optimizers:
+                setattr(self.model, name, self._optimizers[name])
             self._forget_functions()
 
     def record(self, stage: Stage) -> Recorded:
@@ -225,7 +240,7 @@ class ComparedTraining:
         owners = self._owners()
         for attribute in self._optimizers:
             # What takes the place of a gradient overwrites the variable, as float8's scales: these have no slots.
-            with_slots = [each for each in _weights_of(getattr(self.model, attribute)) if not is_overwritten(each)]
+            with_slots = [each for each in weights_of(getattr(self.model, attribute)) if not is_overwritten(each)]
             for position, weight in zip(_positions_of_moments(len(with_slots)), with_slots, strict=True):
                 found[f"{attribute}/vars/{position}"] = Entry(GRADIENT, weight.path, owners.get(weight.path, ""))
         return found
@@ -236,13 +251,13 @@ class ComparedTraining:
         owners, weights = self._owners(), {each.path for each in joined(self.model.trainable_variables)}
         for name, value in named_state(self.model).items():
             attribute, _, position = name.partition("/vars/")
-            optimizer = self._optimizers.get(name.partition("/")[0])
+            owner = name.partition("/")[0]
             path = getattr(value, "path", name)
-            if optimizer is None:
+            if owner not in self._optimizers:
                 found[name] = Entry(WEIGHT if path in weights else STATE, path, owners.get(path, ""))
             else:
                 is_own = attribute in self._optimizers and path == name
-                found[name] = Entry(SLOT, optimizer.variables[int(position)].path if is_own else path)
+                found[name] = Entry(SLOT, getattr(self.model, owner).variables[int(position)].path if is_own else path)
         return found
 
     def sources_of_loss(self) -> list[str]:
@@ -264,11 +279,13 @@ class ComparedTraining:
         }
 
 
-def _weights_of(optimizer: Any) -> list[Any]:
-    """Returns the weights that an optimizer updates: whole ones."""
-    known = optimizer._trainable_variables
-    found: list[Any] = joined(known[0].partition.variables if known and isinstance(known[0], WeightSlice) else known)
-    return found
+def _gradient_keeper() -> Any:
+    """Returns an optimizer that changes no weights, and whose first moments are gradients."""
+    return keras.optimizers.Adam(learning_rate=0.0, beta_1=0.0)
+
+
+def _copied(optimizer: Any) -> Any:
+    return optimizer.__class__.from_config(optimizer.get_config())
 
 
 @functools.cache
