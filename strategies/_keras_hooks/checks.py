@@ -17,8 +17,8 @@ import keras
 import tensorflow as tf
 
 from strategies._keras_hooks.compared_batches import batches_of
-from strategies._keras_hooks.compared_references import build, check_comparable, other_mesh
-from strategies._keras_hooks.compared_training import has_call
+from strategies._keras_hooks.compared_references import check_comparable, other_mesh
+from strategies._keras_hooks.compared_training import takes_inputs
 from strategies._keras_hooks.comparisons import compare
 from strategies._keras_hooks.global_state import global_state_kept
 from strategies._keras_hooks.microbatch_layers import layers_of_microbatches
@@ -140,9 +140,10 @@ class KerasStrategy(MeshStrategy):
         if data is not None:
             batches = batches_of(data, steps)
             check_comparable(self, model)
-            build(model, batches[0])
+            with self.scope():
+                can_call = takes_inputs(model, batches[0])
             x = batches[0].x if inputs is None else inputs
-            findings = self._findings(model, x) if has_call(model) else ()
+            findings = self._findings(model, x) if can_call else ()
             other = None if against is None else other_mesh(self, against)
             return dataclasses.replace(compare(model, batches, reference, other), findings=findings)
         return self._findings(model, inputs)
@@ -281,6 +282,8 @@ def _symbolic_inputs(model: Any, inputs: Any) -> Any:
 def _symbolic(value: Any) -> Any:
     if isinstance(value, tf.TensorSpec):
         return keras.KerasTensor(value.shape, value.dtype.name)
+    if isinstance(value, tf.SparseTensor):
+        return keras.KerasTensor((None, *value.shape[1:]), value.dtype.name, sparse=True)
     tensor = tf.convert_to_tensor(value)
     return keras.KerasTensor((None, *tensor.shape[1:]), tensor.dtype.name)
 

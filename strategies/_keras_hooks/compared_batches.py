@@ -32,8 +32,8 @@ class Batch:
     def from_arrays(cls, arrays: tuple[Any, ...]) -> Batch:
         """Makes a batch of arrays (x, y, sample_weight), the last of which may be absent or None."""
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(arrays)
-        rows = len(keras.tree.flatten(x)[0])
-        return cls(x, {"x": x, "y": y, "sample_weight": sample_weight, "batch_size": rows, "shuffle": False})
+        settings = {"batch_size": num_rows(x), "shuffle": False}
+        return cls(x, {"x": x, "y": y, "sample_weight": sample_weight, **settings})
 
     @classmethod
     def from_element(cls, element: Any) -> Batch:
@@ -59,7 +59,7 @@ def batches_of(data: Any, steps: int) -> list[Batch]:
         raise ValueError(f"steps must be a whole number from 1. Received: steps={steps!r}.")
     found: Iterable[Batch]
     if isinstance(data, tuple):
-        count = len(keras.tree.flatten(data)[0])
+        count = num_rows(data)
         size = max(1, min(_BATCH_SIZE, count // steps))
         found = (Batch.from_arrays(rows_of(data, begin, begin + size)) for begin in range(0, count, size))
     elif isinstance(data, keras.utils.PyDataset):
@@ -80,4 +80,19 @@ def batches_of(data: Any, steps: int) -> list[Batch]:
 
 def rows_of(data: Any, begin: int, end: int) -> Any:
     """Returns some rows of all arrays in a structure."""
-    return keras.tree.map_structure(lambda array: None if array is None else array[begin:end], data)
+    return keras.tree.map_structure(lambda array: _rows(array, begin, end), data)
+
+
+def _rows(array: Any, begin: int, end: int) -> Any:
+    if array is None:
+        return None
+    if isinstance(array, tf.SparseTensor):
+        sizes = [end - begin, *array.shape[1:]]
+        return tf.sparse.slice(array, [begin, *[0] * len(array.shape[1:])], sizes)
+    return array[begin:end]
+
+
+def num_rows(data: Any) -> int:
+    """Returns the number of rows of a structure of arrays."""
+    first = keras.tree.flatten(data)[0]
+    return int(first.shape[0]) if hasattr(first, "shape") else len(first)

@@ -8,14 +8,14 @@ from typing import Any, Protocol, TypeVar
 
 import tensorflow as tf
 
-from strategies._keras_hooks.compared_batches import Batch, rows_of
+from strategies._keras_hooks.compared_batches import Batch
 from strategies._keras_hooks.compared_training import (
     ComparedTraining,
     Recorded,
     State,
-    has_call,
     num_stages,
     optimizers_of,
+    takes_inputs,
     weights_of,
 )
 from strategies._keras_hooks.compared_values import differing_names
@@ -117,13 +117,6 @@ def restore(training: ComparedTraining, state: State | None) -> None:
     load_on_all(training.model.distribute_strategy, load, state_of(training.model))
 
 
-def build(model: Any, batch: Batch) -> None:
-    """Builds a model that has not seen data yet, as ``fit`` would; one without a `call` is taken as it is."""
-    if not model.built and has_call(model):
-        with model.distribute_strategy.scope():
-            model(rows_of(batch.x, 0, 1))
-
-
 class PlainReference:
     """A plain model on one device of rank 0.
 
@@ -212,8 +205,7 @@ def _copy(model: Any) -> Any:
 def _made(make: Callable[[], Any], batch: Batch) -> Any:
     """Makes the program's plain model, and calls it, which builds what `build` of a subclass has not built."""
     plain = without_strategy(make)
-    if has_call(plain):
-        without_strategy(lambda: plain(rows_of(batch.x, 0, 1)))
+    without_strategy(lambda: takes_inputs(plain, batch))
     return plain
 
 
@@ -239,7 +231,7 @@ class MeshReference:
     ) -> None:
         with strategy.scope():
             model = make()
-        build(model, batches[0])
+            takes_inputs(model, batches[0])
         state_of(model)
         self.training = ComparedTraining(model, batches, strategy.scope, of_layers=records_layers(model))
         differing = on_rank_0(model, functools.partial(differing_names, first, self.training))

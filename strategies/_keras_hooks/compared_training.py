@@ -16,7 +16,7 @@ import keras
 import numpy as np
 
 from strategies._keras_hooks.addresses import TensorFlowTrainer, Trainer
-from strategies._keras_hooks.compared_batches import Batch
+from strategies._keras_hooks.compared_batches import Batch, rows_of
 from strategies._keras_hooks.layer_outputs import layer_outputs, name_of
 from strategies._keras_hooks.model_state import named_state, set_named_state
 from strategies._keras_hooks.plain_copies import without_strategy
@@ -27,9 +27,22 @@ from strategies.replica.weight_slices import WeightSlice
 from strategies.replica.whole_weights import joined
 
 
-def has_call(model: Any) -> bool:
-    """Returns False for a model that consists of others, and computes in its `train_step` only."""
-    return type(model).call is not keras.Model.call
+def takes_inputs(model: Any, batch: Batch) -> bool:
+    """Returns True if a model can be called on the inputs of a batch.
+
+    One with a `train_step` of its own may have no `call`, as adversarial networks, or one that takes something else, as
+    siamese networks. An unbuilt model is built.
+    """
+    if type(model).call is keras.Model.call:
+        return False
+    if model.built and not overrides(model, TensorFlowTrainer, "train_step"):
+        return True
+    try:
+        model(rows_of(batch.x, 0, 1))
+    # The program's code may raise anything; if there is a fault in it, its step raises it again.
+    except Exception:
+        return False
+    return True
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,9 +117,14 @@ def optimizers_of(model: Any) -> dict[str, Any]:
 
 def weights_of(optimizer: Any) -> list[Any]:
     """Returns the weights that an optimizer updates: whole ones."""
-    known = optimizer._trainable_variables
-    found: list[Any] = joined(known[0].partition.variables if known and isinstance(known[0], WeightSlice) else known)
+    found: list[Any] = joined(_built_with(optimizer))
     return found
+
+
+def _built_with(optimizer: Any) -> list[Any]:
+    """Returns the variables that an optimizer was built with: a sharded one has slices in place of them."""
+    known = optimizer._trainable_variables
+    return list(known[0].partition.variables if known and isinstance(known[0], WeightSlice) else known)
 
 
 def num_stages(batches: Sequence[Batch]) -> int:
@@ -171,14 +189,15 @@ class ComparedTraining:
             reset()
             parts = int(getattr(self.model, "num_microbatches", 1))
             outputs = {}
-            if has_call(self.model):
+            if takes_inputs(self.model, first):
                 outputs = layer_outputs(self.model, first.x, num_parts=parts, of_layers=self._of_layers)
             self.called = list(
                 dict.fromkeys(name.partition("#")[0] for name in outputs if not name.startswith(OUTPUTS))
             )
             yield Stage(0, {(OUTPUT, name): value for name, value in outputs.items()})
             reset()
-            with self._swapped(dict.fromkeys(self._optimizers, _gradient_keeper)):
+            keepers = {name: functools.partial(_gradient_keeper, each) for name, each in self._optimizers.items()}
+            with self._swapped(keepers):
                 yield Stage(0, self._train(first), has_gradients=True)
             reset()
             # An optimizer that no step has built stays so.
@@ -279,9 +298,12 @@ class ComparedTraining:
         }
 
 
-def _gradient_keeper() -> Any:
-    """Returns an optimizer that changes no weights, and whose first moments are gradients."""
-    return keras.optimizers.Adam(learning_rate=0.0, beta_1=0.0)
+def _gradient_keeper(optimizer: Any) -> Any:
+    """Returns an optimizer of the same weights that changes none, and whose first moments are gradients."""
+    keeper = keras.optimizers.Adam(learning_rate=0.0, beta_1=0.0)
+    if optimizer.built:
+        keeper.build(_built_with(optimizer))
+    return keeper
 
 
 def _copied(optimizer: Any) -> Any:

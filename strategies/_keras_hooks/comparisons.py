@@ -73,7 +73,10 @@ def compare(
     rows, expected = _rows(training, reference, first, find_unequal)
     rows = _with_noise(model, reference, first, find_unequal, rows, expected)
     called, sources = ([], []) if recorded is None else (recorded.called, recorded.sources_of_loss())
-    text = Comparison(rows, (), _notes(model, find_unequal(model)), called, sources).to_json()
+    notes = _notes(model, find_unequal(model))
+    if recorded is not None and not called:
+        notes.append("outputs of layers: the model cannot be called on the first part of a batch.")
+    text = Comparison(rows, (), notes, called, sources).to_json()
     return Comparison.from_json(texts_of_job(model, text)[0])
 
 

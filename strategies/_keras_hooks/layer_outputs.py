@@ -18,6 +18,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from strategies._keras_hooks.compared_batches import num_rows, rows_of
 from strategies.comparison import OUTPUTS
 
 _LIBRARIES = ("keras", "keras_hub", "keras_ext")
@@ -149,12 +150,11 @@ def layer_outputs(model: Any, x: Any, *, num_parts: int, of_layers: bool) -> dic
 
 def _parts(x: Any, number: int) -> list[Any]:
     """Returns parts of the rows, none of them empty."""
-    rows = len(keras.tree.flatten(x)[0])
-    ends = np.linspace(0, rows, min(number, rows) + 1).astype(int)
-    return [
-        keras.tree.map_structure(lambda each: each[begin:end], x)  # noqa: B023 (called here)
-        for begin, end in itertools.pairwise(ends)
-    ]
+    if number == 1:
+        return [x]
+    rows = num_rows(x)
+    ends = np.linspace(0, rows, min(number, rows) + 1).astype(int).tolist()
+    return [rows_of(x, begin, end) for begin, end in itertools.pairwise(ends)]
 
 
 def _with_rows(recorded: Mapping[str, Any], outputs: Any) -> dict[str, Any]:
