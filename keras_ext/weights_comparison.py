@@ -1,4 +1,4 @@
-"""A check, while training runs, that all processes hold the same weights."""
+"""A check, while training runs, that all replicas and processes hold the same weights."""
 
 from __future__ import annotations
 
@@ -10,12 +10,15 @@ from strategies import layer_api
 
 
 class WeightsComparison(keras.callbacks.Callback):
-    """Compares the weights of all processes every `every_steps` steps; stops training everywhere on a mismatch.
+    """Compares the weights of all replicas every `every_steps` steps; stops training everywhere on a mismatch.
 
-    ``fit`` itself compares them at the end of each epoch. In long epochs, this callback detects a memory error, or a
-    program that sets weights on one rank only, earlier. Each comparison reads all weights of this process once, and
-    sends eight bytes per variable. A part of a weight is compared between the processes that hold this part. In a job
-    of one process, and under another package's strategy, it does nothing.
+    ``fit`` itself compares processes at the end of each epoch. In long epochs, this callback detects a memory error, or
+    a program that sets weights on one rank or one device only, earlier; the error names the last step after which all
+    were equal. Each comparison reads all copies of the weights of this process once, and sends eight bytes per
+    variable. A part of a weight is compared between the devices that hold this part. Under another package's strategy
+    it does nothing.
+
+    To compare the training itself with that of one device, use ``strategy.check(model, data)``.
 
     Args:
         every_steps: the number of steps between two comparisons, counted over all epochs of a call of ``fit``. An
@@ -30,7 +33,7 @@ class WeightsComparison(keras.callbacks.Callback):
 
     Raises:
         ValueError: an argument out of range; in ``fit``, on all ranks, weights that differ, with their path and the
-            ranks.
+            ranks or devices.
     """
 
     def __init__(self, every_steps: int) -> None:
@@ -39,10 +42,12 @@ class WeightsComparison(keras.callbacks.Callback):
             raise ValueError(f"every_steps must be a whole number from 1. Received: every_steps={every_steps!r}.")
         self._every_steps = every_steps
         self._epoch = self._before = self._done = 0
+        self._last_equal = ""
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Counts from 0."""
         self._before = self._done = 0
+        self._last_equal = ""
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Continues the count of earlier epochs."""
@@ -54,4 +59,6 @@ class WeightsComparison(keras.callbacks.Callback):
         step = min(batch + 1, (self.params or {}).get("steps") or batch + 1)
         last, self._done = self._done, self._before + step
         if self._done // self._every_steps > last // self._every_steps:
-            layer_api.compare_weights(self.model, f"after step {step} of epoch {self._epoch + 1}")
+            when = f"after step {step} of epoch {self._epoch + 1}"
+            layer_api.compare_weights(self.model, when, self._last_equal)
+            self._last_equal = when

@@ -22,6 +22,7 @@ from strategies.batches import first_batch
 from strategies.collectives.agreement import Agreement
 from strategies.engine.engine import Engine, engine_of
 from strategies.replica.deferred import component_of, is_remote
+from strategies.saving.together import texts_of_job
 from strategies.sharding.variables import ShardedVariable
 from strategies.steps.metric_variables import MetricVariable
 from strategies.topology.agreement import differences
@@ -116,20 +117,39 @@ def _alike(model: keras.Model) -> list[Any]:
     return [v for v in model.variables if not isinstance(v._value, (MetricVariable, ShardedVariable))]
 
 
-def compare_weights(model: keras.Model, when: str = "") -> None:
-    """Compares the values of a model's weights between processes. All processes call it.
+def compare_weights(model: keras.Model, when: str, last_equal: str = "") -> None:
+    """Compares the values of a model's weights between replicas and between processes. All processes call it.
 
     Args:
         model: a model under a strategy of this package; nothing happens under another.
         when: the time to name in the error, as in "after step 3".
+        last_equal: the time of the last comparison that found them equal.
 
     Raises:
         ValueError: on all processes, if values differ.
     """
     engine = engine_of(model.distribute_strategy)
-    if engine is not None and engine.agreement is not None:
-        what = f"the weights of the model {model.name!r}{', ' if when else ''}{when}"
-        gathered_with_checksums(replicated_weights(model), engine.agreement, what)
+    if engine is None:
+        return
+    what = f"the weights of the model {model.name!r}, {when}{'; they were equal ' if last_equal else ''}{last_equal}"
+    weights = replicated_weights(model)
+    texts = dict.fromkeys(filter(None, texts_of_job(model, _differing_replicas(weights))))
+    if texts:
+        raise ValueError(f"Replicas have different values of {'; '.join(texts)}: {what}.")
+    if engine.agreement is not None:
+        gathered_with_checksums(weights, engine.agreement, what)
+
+
+def _differing_replicas(weights: Sequence[Any]) -> str:
+    """Returns the first weight whose copies on this process' devices differ, with their checksums; "" if none do."""
+    for weight in weights:
+        value = weight._value
+        copies = value.values if isinstance(value, tf.distribute.DistributedValues) else ()
+        checksums = {copy.device.rpartition("/device:")[2]: _checksum(copy) for copy in copies if not is_remote(copy)}
+        if len(set(checksums.values())) > 1:
+            found = ", ".join(f"{checksum:x} on {device}" for device, checksum in checksums.items())
+            return f"{weight.path!r} (checksums {found})"
+    return ""
 
 
 def replicated_weights(model: keras.Model) -> list[Any]:

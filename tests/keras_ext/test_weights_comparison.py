@@ -1,4 +1,4 @@
-"""The steps at which weights are compared; `processes/suite_refusals.py` tests the comparison itself."""
+"""The steps at which weights are compared; `processes/suite_refusals.py` tests the comparison of processes."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import keras_ext
+import strategies
 from strategies import layer_api
 
 X = np.ones((10, 3), "float32")
@@ -18,7 +19,8 @@ def compared(monkeypatch: pytest.MonkeyPatch, steps_per_execution: int, every_st
     """Returns when weights are compared in two epochs of five steps."""
     steps: list[str] = []
 
-    def compare(model: keras.Model, when: str) -> None:
+    def compare(model: keras.Model, when: str, last_equal: str) -> None:
+        assert last_equal == (f"after step {steps[-1].replace('/', ' of epoch ')}" if steps else "")
         steps.append(when.removeprefix("after step ").replace(" of epoch ", "/"))
 
     monkeypatch.setattr(layer_api, "compare_weights", compare)
@@ -55,3 +57,27 @@ def test_one_process_has_nobody_to_compare_with() -> None:
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
     model.fit(X, X[:, :1], verbose=0, callbacks=[keras_ext.WeightsComparison(1)])
+
+
+@pytest.mark.parametrize("shard", [None, "optimizer"])
+def test_copies_on_the_devices_of_one_process_are_compared(shard: Any) -> None:
+    strategy = strategies.MirroredStrategy(["CPU:0", "CPU:1"], shard=shard)
+    with strategy.scope():
+        model = keras.Sequential(
+            [keras.Input((3,)), keras.layers.BatchNormalization(), keras.layers.Dense(1, name="d")]
+        )
+        model.compile("adam", "mse", metrics=["mae"])
+
+    class Flips(keras.callbacks.Callback):
+        """Changes one device's copy, as a memory error does."""
+
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            if batch == 3:
+                model.get_layer("d").bias.value.values[1].assign([7.0])
+
+    with pytest.raises(
+        ValueError,
+        match=r"Replicas have different values of '\w*/?d/bias' \(checksums \w+ on CPU:0, \w+ on CPU:1\): the weights "
+        r"of the model '\w+', after step 4 of epoch 1; they were equal after step 2 of epoch 1\.",
+    ):
+        model.fit(X, X[:, :1], batch_size=2, verbose=0, callbacks=[Flips(), keras_ext.WeightsComparison(2)])

@@ -167,7 +167,8 @@ def _objects() -> dict[str, Any]:
         tf.numpy_function(np.ones, [2], tf.float64)
     return {
         "optimizer": optimizer,
-        "adagrad": _adagrad(),
+        "adagrad": _built(keras.optimizers.Adagrad()),
+        "adam": _built(keras.optimizers.Adam()),
         "loss scale optimizer": keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD()),
         "model": model,
         "compiled loss": model._compile_loss,
@@ -212,8 +213,7 @@ def _objects() -> dict[str, Any]:
     }
 
 
-def _adagrad() -> keras.optimizers.Adagrad:
-    optimizer = keras.optimizers.Adagrad()
+def _built(optimizer: keras.Optimizer) -> keras.Optimizer:
     optimizer.build([])
     return optimizer
 
