@@ -33,6 +33,11 @@ class ComparedValue:
         difference: the largest absolute difference of a number, in units of the value's scale: its largest number for
             gradients, and at least 1 for other kinds.
         limit: the largest difference that rounding explains.
+
+    Example:
+
+        row = strategies.ComparedValue(0, "gradient", "dense/kernel", "dense", difference=0.5, limit=1e-5)
+        assert not row.ok
     """
 
     step: int
