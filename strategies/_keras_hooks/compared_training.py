@@ -62,7 +62,7 @@ class Entry:
 
 @dataclasses.dataclass(frozen=True)
 class Stage:
-    """What was computed up to a step.
+    """The outputs and logs of a training up to a step, and which variables can be read then.
 
     Attributes:
         step: the number of updates so far.
@@ -79,7 +79,7 @@ class Stage:
 
 @dataclasses.dataclass(frozen=True)
 class Recorded:
-    """What a model computed up to a step, on the process that read it.
+    """The values that a model computed up to a step, on the process that read them.
 
     Attributes:
         step: the number of updates so far.
@@ -258,7 +258,7 @@ class ComparedTraining:
         found: dict[str, Entry] = {}
         owners = self._owners()
         for attribute in self._optimizers:
-            # What takes the place of a gradient overwrites the variable, as float8's scales: these have no slots.
+            # Variables that are overwritten by their gradients, as float8's scales, have no slots.
             with_slots = [each for each in weights_of(getattr(self.model, attribute)) if not is_overwritten(each)]
             for position, weight in zip(_positions_of_moments(len(with_slots)), with_slots, strict=True):
                 found[f"{attribute}/vars/{position}"] = Entry(GRADIENT, weight.path, owners.get(weight.path, ""))

@@ -130,7 +130,7 @@ def test_what_is_equal_is_found_equal_and_left_as_it_was(place: str) -> None:
             assert by_rows == (place != "split")
         return fit(epochs=2).history, model.get_weights()
 
-    # What was drawn, counted, averaged and traced for the comparison leaves nothing behind.
+    # The comparison leaves nothing behind of its draws, counts, averages and traces.
     history, weights = train(checked=False)
     again, others = train(checked=True)
     assert history == again

@@ -112,7 +112,7 @@ def test_boxes(tmp_path: Path) -> None:
         where = tuple(slice(*sorted(_RANDOM.integers(0, size + 1, 2).tolist())) for size in value.shape)
         np.testing.assert_array_equal(tensors["a"][where], value[where])
         np.testing.assert_array_equal(tensors["b"][where], -value[where])
-    # What is returned is the caller's own.
+    # The returned array is the caller's own.
     tensors["a"][0:1, 0:5][:] = 0
     np.testing.assert_array_equal(tensors["a"][0:1, 0:5], value[:1])
 
@@ -212,7 +212,7 @@ def test_what_keras_callback_saves(mesh: dict[str, int] | None, tmp_path: Path) 
         callback = keras.callbacks.OrbaxCheckpoint(tmp_path / "run", save_on_background=False)
         trained.fit(x, x[:, :3], verbose=0, callbacks=[callback])
     except ImportError:
-        # What it would save.
+        # The structure that it would save.
         save(tmp_path / "run" / "0" / "pytree", trained.get_state_tree(value_format="numpy_array"))
     model = named_model(mesh)
     keras_ext.load_weights(model, tmp_path / "run")
