@@ -23,7 +23,7 @@ from strategies._keras_hooks.undrawn import UndrawnVariable, variables_undrawn, 
 from strategies._keras_hooks.whole_updates import some_need_whole
 from strategies.batches.shares import in_microbatches, split_into
 from strategies.control_plane.preemption import Saver
-from strategies.converting import open_tensors
+from strategies.converting import TensorsByLayer, open_tensors
 from strategies.engine.engine import engine_of
 from strategies.planning import Sharing
 from strategies.replica.axis_mappings import AxisMappings, as_rows
@@ -145,6 +145,7 @@ __all__ = [
     "SplitWeight",
     "StageMessages",
     "StoredArray",
+    "TensorsByLayer",
     "UndrawnVariable",
     "adapters_in",
     "adapters_of",

@@ -22,7 +22,8 @@ _SEED = "/seed_generator_state"
 def load_weights(model: Any, path: str | os.PathLike[str], names: Mapping[str, str] | None = None) -> None:
     """Loads weights into a model under any strategy; each process reads of each tensor what it keeps.
 
-    It takes what ``python -m strategies.convert`` reads: sharded checkpoints, ``*.weights.h5``, ``*.keras``,
+    It takes what ``python -m strategies.convert`` reads: sharded checkpoints, ``*.weights.h5``, ``*.keras``, Keras'
+    legacy ``*.h5``, as those of ``keras.applications``,
     ``*.safetensors``, their index or folder, folders of Orbax, which are read with the library tensorstore, and the
     prefix of a ``tf.train.Checkpoint``. If the model is compiled and the file has the state of its optimizer, that is
     loaded as well; not from folders of ``keras.callbacks.OrbaxCheckpoint``. All processes call it, each with the file
@@ -53,7 +54,7 @@ def load_weights(model: Any, path: str | os.PathLike[str], names: Mapping[str, s
         layer_api.state_of(model)
     with sharded.together(model, ValueError), layer_api.open_tensors(Path(path)) as opened:
         values = layer_api.named_state(model)
-        tensors = _by_paths(opened, values) if names is None else _renamed(opened, names)
+        tensors = _with_our_names(opened, model, values) if names is None else _renamed(opened, names)
         if not compiled or not any(name.startswith(_OPTIMIZER) for name in tensors):
             tensors = {name: each for name, each in tensors.items() if not name.startswith(_OPTIMIZER)}
             values = {name: each for name, each in values.items() if not name.startswith(_OPTIMIZER)}
@@ -71,6 +72,31 @@ def _renamed(tensors: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, 
             f"{', '.join(unknown)}; the file has {json.dumps(sorted(tensors))}."
         )
     return {new: tensors[name] for name, new in names.items()}
+
+
+def _with_our_names(tensors: Mapping[str, Any], model: Any, values: Mapping[str, Any]) -> dict[str, Any]:
+    if isinstance(tensors, layer_api.TensorsByLayer):
+        return _by_layers(tensors, model, values)
+    return _by_paths(tensors, values)
+
+
+def _by_layers(tensors: layer_api.TensorsByLayer, model: Any, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the weights of Keras' legacy format, which belong to the model's layers in order, by our names.
+
+    Raises:
+        ValueError: the file has other numbers of layers or of weights.
+    """
+    weights = [layer_api.joined([*each.trainable_weights, *each.non_trainable_weights]) for each in model.layers]
+    own, theirs = [len(each) for each in weights if each], [len(each) for each in tensors.layers]
+    if own != theirs:
+        raise ValueError(
+            "The file has its weights by layer, in order, and other layers than the model. Received: "
+            f"{len(theirs)} layers with {sum(theirs)} weights in the file, {len(own)} with {sum(own)} in the model."
+        )
+    paths = {value.path: name for name, value in values.items() if getattr(value, "path", None)}
+    ours = [paths[weight.path] for each in weights for weight in each]
+    names = [name for each in tensors.layers for name in each]
+    return {new: tensors[name] for new, name in zip(ours, names, strict=True)}
 
 
 def _by_paths(tensors: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,7 +3,8 @@
 `strategies.convert` is the program; `open_tensors` reads, and `write_tensors` writes.
 """
 
+from strategies.converting.legacy_h5 import TensorsByLayer
 from strategies.converting.sources import open_tensors
 from strategies.converting.targets import write_tensors
 
-__all__ = ["open_tensors", "write_tensors"]
+__all__ = ["TensorsByLayer", "open_tensors", "write_tensors"]

@@ -14,14 +14,14 @@ import h5py
 import numpy as np
 import tensorflow as tf
 
-from strategies.converting import orbax, safetensors_files
+from strategies.converting import legacy_h5, orbax, safetensors_files
 from strategies.replica.stored_array import Box
 from strategies.saving.file_contents import DatasetOfFile, datasets_of
 from strategies.saving.sharded_files import INDEX, read_sharded_index
 from strategies.saving.sharded_tensor import ShardedTensor, damaged_tensors, sharded_tensors
 
 KINDS = (
-    "a folder of keras_ext.Checkpoints(sharded=True) or of one of its checkpoints, *.weights.h5, *.keras, "
+    "a folder of keras_ext.Checkpoints(sharded=True) or of one of its checkpoints, *.h5, *.keras, "
     f"*.safetensors or {INDEX} or their folder, a folder of Orbax, or the prefix of a tf.train.Checkpoint"
 )
 
@@ -44,7 +44,8 @@ def open_tensors(path: Path) -> Iterator[Mapping[str, Any]]:
     elif path.suffix == ".safetensors":
         yield safetensors_files.of_files([path])
     elif path.suffix == ".h5" or path.name.endswith(".weights.json"):
-        yield _of_h5(path)
+        legacy = legacy_h5.of_legacy_h5(path) if path.suffix == ".h5" else None
+        yield _of_h5(path) if legacy is None else legacy
     elif path.suffix == ".keras":
         with tempfile.TemporaryDirectory() as folder, zipfile.ZipFile(path) as archive:
             names = [name for name in archive.namelist() if name.endswith(".weights.h5")]

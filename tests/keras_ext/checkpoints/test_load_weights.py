@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import h5py
 import keras
 import numpy as np
 import pytest
@@ -40,6 +41,8 @@ def files(trained: keras.Model, tmp_path_factory: pytest.TempPathFactory) -> dic
     safetensors_numpy.save_file({theirs[name]: each for name, each in weights.items()}, folder / "hub.safetensors")
     saved = tf.train.Checkpoint(**{f"v{i}": tf.Variable(each) for i, each in enumerate(weights.values())})
     prefix = saved.save(str(folder / "of tensorflow"))
+    trained.save(folder / "legacy.h5", include_optimizer=False)
+    write_legacy(folder / "application.h5", trained)
     of_tensorflow = {f"v{i}/.ATTRIBUTES/VARIABLE_VALUE": name for i, name in enumerate(weights)}
     return {
         "weights.h5": (folder / "plain.weights.h5", None),
@@ -47,7 +50,23 @@ def files(trained: keras.Model, tmp_path_factory: pytest.TempPathFactory) -> dic
         "sharded": (folder / "resharded", None),
         "safetensors": (folder / "hub.safetensors", {new: name for name, new in theirs.items()}),
         "tensorflow": (Path(prefix), of_tensorflow),
+        "legacy model": (folder / "legacy.h5", None),
+        "legacy weights": (folder / "application.h5", None),
     }
+
+
+def write_legacy(path: Path, model: Any) -> None:
+    """Writes weights as `keras.applications` has them; the names of layers are too many for one attribute."""
+    with h5py.File(path, "w") as file:
+        names = [f"layer {i}".encode() for i in range(len(model.layers))]
+        file.attrs["layer_names0"], file.attrs["layer_names1"] = names[:2], names[2:]
+        for name, layer in zip(names, model.layers, strict=True):
+            weights = [*layer.trainable_weights, *layer.non_trainable_weights]
+            keys = [f"scope/{weight.name}:0".encode() for weight in weights]
+            group = file.create_group(name.decode())
+            group.attrs["weight_names"] = keys
+            for key, weight in zip(keys, weights, strict=True):
+                group[key.decode()] = np.asarray(weight)
 
 
 @pytest.mark.parametrize("mesh", ["shard=weights", "pipe=2, tensor=2"])
@@ -74,6 +93,13 @@ def test_what_does_not_fit_is_named(files: dict[str, tuple[Path, Any]], tmp_path
     path, names = files["safetensors"]
     with pytest.raises(ValueError, match=r"(?s)does not fit the model.*misshapen: layers/dense/vars/0, shape \(6, 9\)"):
         keras_ext.load_weights(model, path, names)
+    with pytest.raises(ValueError, match=r"(?s)does not fit the model.*misshapen: layers/dense/vars/0, shape \(6, 9\)"):
+        keras_ext.load_weights(model, files["legacy weights"][0])
+    other = keras.Sequential([keras.Input((6,)), keras.layers.Dense(8)])
+    with pytest.raises(
+        ValueError, match=r"other layers than the model\. Received: 4 layers with 10 weights in the file"
+    ):
+        keras_ext.load_weights(other, files["legacy weights"][0])
     with pytest.raises(ValueError, match=r"(?s)missing: layers.*extra: blocks\.0") as caught:
         keras_ext.load_weights(model, path)
     assert str(caught.value).count("missing") == len(model.weights)
