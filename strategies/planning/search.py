@@ -1,0 +1,167 @@
+"""Searches meshes, micro-batches, recomputation and shards for the fastest step that fits the devices."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from strategies.planning.hardware import Gpu
+from strategies.planning.step_bytes import StepBytes, step_bytes
+from strategies.planning.step_time import StepTime, step_time
+from strategies.planning.transformer import Layout, Recompute, Transformer
+
+#: The fraction of the memory that a plan may use: the rest is for libraries, collectives' buffers and fragmentation.
+USABLE = 0.9
+#: Differences of time that are smaller than this fraction do not decide.
+RESOLUTION = 0.01
+_RECOMPUTE: tuple[Recompute, ...] = (None, "selective", "full")
+_SHARDS = (None, "optimizer", "weights")
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A layout with its time and memory.
+
+    Attributes:
+        layout: the layout.
+        time: of a step.
+        memory: on the device with the most.
+    """
+
+    layout: Layout
+    time: StepTime
+    memory: StepBytes
+
+
+@dataclass(frozen=True)
+class Search:
+    """The result of a search.
+
+    Attributes:
+        best: the fastest layouts that fit, fastest first.
+        refused: the numbers of layouts that were left out, by reason.
+        usable_bytes: the memory of a device that a plan may use.
+    """
+
+    best: Sequence[Candidate]
+    refused: Mapping[str, int]
+    usable_bytes: float
+
+    @property
+    def splits(self) -> bool:
+        """True if the fastest layout divides the model: into stages, shards of layers, or shards of its state."""
+        layout = self.best[0].layout
+        return layout.num_stages > 1 or layout.num_tensor > 1 or layout.shard is not None
+
+
+def search(
+    model: Transformer, batch_size: int, num_devices: int, gpu: Gpu, *, host_size: int = 8, num_best: int = 10
+) -> Search:
+    """Returns the fastest layouts that fit.
+
+    Args:
+        model: the model.
+        batch_size: rows of the global batch.
+        num_devices: all devices are used.
+        gpu: the devices.
+        host_size: devices of a host. Layers are split inside a host only.
+        num_best: the number of layouts to return; of each mesh only the fastest.
+
+    Raises:
+        ValueError: an argument is out of range.
+
+    Example:
+
+        found = search(Transformer(32, 4096, 32), batch_size=512, num_devices=8, gpu=gpu_of("A100"))
+        assert found.best[0].layout.num_devices == 8
+    """
+    if min(batch_size, num_devices, host_size, num_best) < 1:
+        raise ValueError(
+            "Numbers of rows, devices and layouts are at least 1. Received: "
+            f"batch_size={batch_size}, num_devices={num_devices}, host_size={host_size}, num_best={num_best}."
+        )
+    refused: Counter[str] = Counter()
+    usable = USABLE * gpu.memory_bytes
+    fastest: dict[tuple[int, int, int], Candidate] = {}
+    for layout in _layouts(model, batch_size, num_devices, host_size, refused):
+        memory = step_bytes(model, layout)
+        if memory.total > usable:
+            refused["needs more memory than a device has"] += 1
+            continue
+        candidate = Candidate(layout, step_time(model, layout, batch_size, gpu), memory)
+        key = (layout.num_data, layout.num_stages, layout.num_tensor)
+        if key not in fastest or _is_better(candidate, fastest[key]):
+            fastest[key] = candidate
+    best = sorted(fastest.values(), key=_seconds)
+    if best:
+        # A simpler layout is worth more than a difference that the formulas do not resolve.
+        limit = (1 + RESOLUTION) * _seconds(best[0])
+        best.sort(key=lambda each: (_num_parts(each) if _seconds(each) <= limit else math.inf, _seconds(each)))
+    return Search(tuple(best[:num_best]), dict(refused), usable)
+
+
+def _is_better(one: Candidate, other: Candidate) -> bool:
+    """Returns True if one of two layouts of a mesh is faster, or about as fast and simpler."""
+    if _num_parts(one) < _num_parts(other):
+        return _seconds(one) <= (1 + RESOLUTION) * _seconds(other)
+    faster_by = 1.0 if _num_parts(one) == _num_parts(other) else 1 + RESOLUTION
+    return _seconds(one) * faster_by < _seconds(other)
+
+
+def _seconds(candidate: Candidate) -> float:
+    return candidate.time.total
+
+
+def _num_parts(candidate: Candidate) -> int:
+    """Returns the number of ways in which a layout is not plain data parallelism."""
+    layout = candidate.layout
+    ways = (layout.num_stages > 1, layout.num_tensor > 1, layout.shard is not None, layout.recompute is not None)
+    return sum(ways)
+
+
+def _layouts(
+    model: Transformer, batch_size: int, num_devices: int, host_size: int, refused: Counter[str]
+) -> Iterator[Layout]:
+    for t, p in itertools.product(_divisors(num_devices), repeat=2):
+        if num_devices % (t * p):
+            continue
+        d = num_devices // (t * p)
+        if t > host_size:
+            refused["splits layers over several hosts"] += 1
+        elif model.num_heads % t:
+            refused["has heads that do not divide among shards"] += 1
+        elif model.num_layers % p:
+            refused["has layers that do not divide into stages"] += 1
+        elif batch_size % d:
+            refused["has rows that do not divide among replicas"] += 1
+        else:
+            shards = _SHARDS if d > 1 else (None,)
+            for b, chunks in itertools.product(_microbatches(batch_size // d), _chunks(model, p)):
+                for recompute, shard in itertools.product(_RECOMPUTE, shards):
+                    if chunks > 1 and (batch_size // (d * b)) % p:
+                        refused["has micro-batches that do not divide among chunks"] += 1
+                    elif shard == "weights" and p > 1:
+                        # Gathered weights of a stage stay until the step ends.
+                        refused["shards weights of stages, which saves no memory"] += 1
+                    else:
+                        yield Layout(d, p, t, b, chunks, recompute, t > 1, shard, host_size)
+
+
+def _divisors(number: int) -> list[int]:
+    return [each for each in range(1, number + 1) if number % each == 0]
+
+
+def _microbatches(rows: int) -> Iterator[int]:
+    size = 1
+    while size <= rows:
+        if rows % size == 0:
+            yield size
+        size *= 2
+
+
+def _chunks(model: Transformer, num_stages: int) -> list[int]:
+    of_stage = model.num_layers // num_stages
+    return [chunks for chunks in (1, 2, 3, 4) if of_stage % chunks == 0 and (chunks == 1 or num_stages > 1)]

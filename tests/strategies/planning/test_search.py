@@ -1,0 +1,90 @@
+"""The search finds what fits, says why the rest does not, and the program prints it."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from strategies import plan
+from strategies.planning import Search, Transformer, gpu_of, search, step_bytes, step_time
+from strategies.planning.search import RESOLUTION
+
+A100 = gpu_of("A100")
+SMALL, LARGE, HUGE = Transformer(24, 1024, 16), Transformer(32, 4096, 32), Transformer(96, 12288, 96)
+
+
+def checked(model: Transformer, batch_size: int, num_devices: int) -> Search:
+    """Returns a search whose results fit, use all devices, and are in order."""
+    found = search(model, batch_size, num_devices, A100)
+    meshes = [tuple(each.layout.mesh.values()) for each in found.best]
+    assert len(set(meshes)) == len(meshes)
+    for each in found.best:
+        assert each.layout.num_devices == num_devices
+        assert each.memory == step_bytes(model, each.layout)
+        assert each.memory.total <= found.usable_bytes
+        assert each.time == step_time(model, each.layout, batch_size, A100)
+        assert model.num_heads % each.layout.num_tensor == model.num_layers % each.layout.num_stages == 0
+    fastest = min(each.time.total for each in found.best)
+    assert found.best[0].time.total <= (1 + RESOLUTION) * fastest
+    return found
+
+
+def test_a_small_model_is_not_split() -> None:
+    found = checked(SMALL, 64, 4)
+    assert found.best[0].layout.mesh == {"data": 4, "pipe": 1, "tensor": 1}
+    assert not found.splits
+
+
+def test_a_model_that_does_not_fit_a_device_is_divided() -> None:
+    found = checked(LARGE, 512, 8)
+    assert found.splits
+    assert found.refused["needs more memory than a device has"] > 100
+    assert checked(HUGE, 1536, 1024).best[0].layout.num_tensor in (2, 4, 8)
+    assert search(HUGE, 64, 8, A100).best == ()
+
+
+def test_what_the_program_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    small = ["--layers=24", "--hidden=1024", "--heads=16", "--batch=64"]
+    assert plan.main([*small, "--gpus=4"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "0.4 billion parameters, A100:"
+    assert lines[1].split()[:5] == ["data", "pipe", "tensor", "micro-batch", "chunks"]
+    assert lines[2].split()[:3] == ["4", "1", "1"]
+    assert any(line.startswith("Do not split, it fits: data parallelism takes") for line in lines)
+    assert any(line.startswith("Left out: ") and "needs more memory than a device has" in line for line in lines)
+    large = ["--layers=32", "--hidden=4096", "--heads=32", "--batch=512", "--gpus=64", "--gpu=H100"]
+    assert plan.main([*large, "--network=ethernet-100", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["best"][0]["seconds"]["total"] <= 1.01 * min(each["seconds"]["total"] for each in found["best"])
+    assert found["best"][0]["bytes"]["total"] < found["usable_bytes"] == 0.9 * 80e9
+    assert plan.main(["--layers=96", "--hidden=12288", "--heads=96", "--batch=64", "--gpus=8"]) == 1
+    assert "No layout fits into 72.0 GB" in capsys.readouterr().out
+
+
+def test_the_page_shows_what_the_program_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (Path(plan.__file__).parents[1] / "docs" / "does_it_fit.md").read_text()
+    [block] = re.findall(r"```text\n(\$ python -m strategies.plan .*?)```", page, flags=re.DOTALL)
+    commands = re.split(r"^\$ python -m strategies.plan (.*)\n", block, flags=re.MULTILINE)[1:]
+    assert len(commands) == 4
+    for flags, printed in zip(commands[::2], commands[1::2], strict=True):
+        assert plan.main(flags.split()) == 0
+        assert capsys.readouterr().out.strip() == printed.strip()
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--heads=7", "--gpus=4"], "multiple of the number of heads"),
+        (["--heads=16", "--gpus=0"], "at least 1"),
+        (["--heads=16", "--gpus=4", "--gpu=T4"], "invalid choice"),
+        (["--gpus=4"], "--heads"),
+    ],
+)
+def test_wrong_flags_are_refused(flags: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        plan.main(["--layers=24", "--hidden=1024", "--batch=64", *flags])
+    assert ended.value.code == 2
+    assert message in capsys.readouterr().err
