@@ -2,6 +2,7 @@
 
     python -m strategies.plan --layers=32 --hidden=4096 --heads=32 --batch=512 --gpus=8 --gpu=H100
     python -m strategies.plan --layers=80 --hidden=8192 --heads=64 --batch=1024 --gpus=64 --gpu=A100 --json
+    python -m strategies.plan --layers=32 --hidden=4096 --heads=32 --batch=512 --gpus=8 --scale=8,64,512,4096
 
 It prints the fastest meshes that fit, with the time and memory of a step, from formulas: see `strategies.planning`. On
 GPUs other than the A100 they were not compared with measurements.
@@ -15,7 +16,7 @@ import json
 import sys
 from collections.abc import Sequence
 
-from strategies.planning import GPUS, NETWORKS, Candidate, Gpu, Search, Transformer, gpu_of, search
+from strategies.planning import GPUS, NETWORKS, Candidate, Gpu, Search, StepTime, Transformer, gpu_of, search
 from strategies.text_table import text_table
 
 _GB = 1e9
@@ -59,16 +60,58 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--network", choices=NETWORKS, help="between hosts; by default the usual one of the GPU")
     parser.add_argument("--host-size", type=int, default=8, help="GPUs of a host")
     parser.add_argument("--best", type=int, default=10, help="the number of meshes to print")
+    parser.add_argument(
+        "--scale", type=_numbers, help="print the best mesh of each number of GPUs, at rows for each GPU"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
     flags = parser.parse_args(argv)
     try:
         model = Transformer(flags.layers, flags.hidden, flags.heads, flags.sequence, flags.vocabulary)
         gpu = gpu_of(flags.gpu, flags.network)
+        if flags.scale:
+            print(_scaling(model, flags.batch, flags.gpus, flags.scale, gpu, flags.host_size))
+            return 0
         found = search(model, flags.batch, flags.gpus, gpu, host_size=flags.host_size, num_best=flags.best)
     except ValueError as error:
         parser.error(str(error))
     print(_as_json(model, found) if flags.json else _as_text(model, found, gpu, flags.batch))
     return 0 if found.best else 1
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(each) for each in text.split(",")]
+
+
+def _scaling(
+    model: Transformer, batch_size: int, num_devices: int, numbers: Sequence[int], gpu: Gpu, host_size: int
+) -> str:
+    """Returns a table of the best mesh of each number of devices, and of the parts of its time.
+
+    Args:
+        model: the model.
+        batch_size: rows of the global batch on `num_devices`; with more devices there are more rows.
+        num_devices: the devices of the batch.
+        numbers: the numbers of devices to compare; efficiency is relative to the first on which the model fits.
+        gpu: the devices.
+        host_size: devices of a host.
+    """
+    rows: list[tuple[str, ...]] = []
+    first, shown = 0.0, tuple(part.name for part in dataclasses.fields(StepTime) if part.name != "layers")
+    for number in numbers:
+        num_rows = batch_size * number // num_devices
+        found = search(model, num_rows, number, gpu, host_size=host_size, num_best=1)
+        if not found.best:
+            rows.append((str(number), str(num_rows), "does not fit", *[""] * (2 + len(shown))))
+            continue
+        [best] = found.best
+        parts, layout = best.time.parts(), best.layout
+        per_device = num_rows * model.sequence_length / best.time.total / number
+        first = first or per_device
+        mesh = f"{layout.num_data} x {layout.num_stages} x {layout.num_tensor}"
+        shares = [f"{parts[name] / best.time.total:.1%}" for name in shown]
+        rows.append((str(number), str(num_rows), mesh, f"{per_device:,.0f}", f"{per_device / first:.0%}", *shares))
+    heading = ("GPUs", "rows", "data x pipe x tensor", "tokens/s of a GPU", "efficiency", *shown)
+    return "\n".join(text_table([heading, *rows], left=()))
 
 
 def _as_text(model: Transformer, found: Search, gpu: Gpu, batch_size: int) -> str:

@@ -64,6 +64,18 @@ def test_what_the_program_prints(capsys: pytest.CaptureFixture[str]) -> None:
     assert "No layout fits into 72.0 GB" in capsys.readouterr().out
 
 
+def test_scaling_shows_what_it_costs(capsys: pytest.CaptureFixture[str]) -> None:
+    large = ["--layers=32", "--hidden=4096", "--heads=32", "--batch=512", "--gpus=8"]
+    assert plan.main([*large, "--scale=1,8,64,512"]) == 0
+    heading, alone, *rows = capsys.readouterr().out.splitlines()
+    assert heading.split()[:2] == ["GPUs", "rows"]
+    assert alone.split() == ["1", "64", "does", "not", "fit"]
+    assert [row.split()[:2] for row in rows] == [["8", "512"], ["64", "4096"], ["512", "32768"]]
+    efficiency = [float(row.split()[8].rstrip("%")) for row in rows]
+    assert efficiency[0] == 100
+    assert all(90 < each <= 101 for each in efficiency)
+
+
 def test_the_page_shows_what_the_program_prints(capsys: pytest.CaptureFixture[str]) -> None:
     page = (Path(plan.__file__).parents[1] / "docs" / "does_it_fit.md").read_text()
     [block] = re.findall(r"```text\n(\$ python -m strategies.plan .*?)```", page, flags=re.DOTALL)
