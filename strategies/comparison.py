@@ -100,7 +100,18 @@ class Comparison:
         different = [row for row in different if row.step == step]
         by_kind = {kind: [row for row in different if row.kind == kind] for kind in KINDS}
         losses = list(filter(_is_loss, different))
-        return (by_kind[OUTPUT] or losses or by_kind[GRADIENT][::-1] or by_kind[LOG] or different)[0]
+        gradients = sorted(by_kind[GRADIENT], key=lambda row: self._position(row.layer), reverse=True)
+        return (by_kind[OUTPUT] or losses or gradients or by_kind[LOG] or different)[0]
+
+    def _position(self, layer: str) -> int:
+        """Returns the position of a layer in the order of calls; -1 if it is not known."""
+        return list(self.called).index(layer) if layer in self.called else -1
+
+    def _equal_outputs(self, compared: str, not_compared: str) -> str:
+        """Returns the beginning of a sentence, by whether outputs were compared."""
+        if any(row.kind == OUTPUT for row in self.rows):
+            return f"All outputs {compared}"
+        return f"Outputs were not compared, {not_compared}"
 
     @property
     def suspects(self) -> tuple[str, ...]:
@@ -132,13 +143,14 @@ class Comparison:
             return f"{names} is the first layer whose output differs: {by}."
         if first.kind == GRADIENT:
             return (
-                f"All outputs and the loss are equal, and the gradient of {first.name!r} differs {by}. Gradients of "
-                f"later layers are equal, so that the difference arises in the gradient of {names}."
+                f"{self._equal_outputs('and the loss are equal', 'the loss is equal')}, and the gradient of "
+                f"{first.name!r} differs {by}. Gradients of later layers are equal, so that the difference arises in "
+                f"the gradient of {names}."
             )
         after = "before the first update" if first.step == 0 else f"after step {first.step}"
         if _is_loss(first):
-            outputs = "All outputs are equal, and the loss differs" if first.step == 0 else "The loss differs"
-            return f"{outputs} {after}: {by}. It is computed by {names}."
+            outputs = self._equal_outputs("are equal, and the loss differs", "the loss differs")
+            return f"{outputs if first.step == 0 else 'The loss differs'} {after}: {by}. It is computed by {names}."
         if first.kind == LOG:
             return f"The metric {names} differs {after}: {by}."
         return f"The {_NAMES[first.kind]} {first.name!r} is the first to differ, {after}: {by}."

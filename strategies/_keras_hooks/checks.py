@@ -84,7 +84,7 @@ class KerasStrategy(MeshStrategy):
         says whether all are equal up to rounding, and names the layer or metric from which a difference comes. The
         model, its optimizer and its seeds are as before afterwards. All ranks call it, and get the same result.
 
-        A value differs if it is further from that of one device than 1e-6 of its scale (more in half precision), and
+        A value differs if it is further from that of one device than 1e-6 (more in half precision), and
         more than ten times as far as one rounding in the first weights moves it on one device. Dropout and the like,
         of which each replica draws its own numbers, and BatchNormalization over the rows of a replica, compute as in
         inference meanwhile: the result's `notes` name them. The layers of a pipeline over several processes are

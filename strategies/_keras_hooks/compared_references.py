@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, Protocol, TypeVar
 
+import keras
 import tensorflow as tf
 
 from strategies._keras_hooks.compared_batches import Batch
@@ -27,6 +28,7 @@ from strategies.replica.whole_weights import joined
 from strategies.saving.driving import drive
 from strategies.saving.restoring import load_on_all, state_of, variables_of
 from strategies.saving.together import texts_of_job
+from strategies.sharding.variables import shards_of_each
 
 _Result = TypeVar("_Result")
 FindUnequal = Callable[[Any], UnequalLayers]
@@ -57,7 +59,7 @@ def check_comparable(strategy: Any, model: Any) -> None:
     """Refuses a model that a strategy cannot compare.
 
     Raises:
-        ValueError: it is of another strategy, or not compiled.
+        ValueError: it is of another strategy, or not compiled, or has optimizers in a list or dict.
     """
     if model.distribute_strategy is not strategy:
         raise ValueError(
@@ -68,6 +70,15 @@ def check_comparable(strategy: Any, model: Any) -> None:
         raise ValueError(
             f"A comparison with data trains the model: compile it first. Received: {model.name!r}, not compiled."
         )
+    for name, value in vars(model).items():
+        inside = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
+        # TensorFlow's own lists of what an object tracks.
+        is_tracking = name.startswith("_self_")
+        if not is_tracking and any(isinstance(each, keras.Optimizer) for each in inside):
+            raise ValueError(
+                "A comparison replaces and restores a model's optimizers. Give each an attribute of its own. Received: "
+                f"{name!r}, a {type(value).__name__} of optimizers."
+            )
 
 
 def other_mesh(strategy: Any, against: Any) -> Any:
@@ -95,7 +106,7 @@ def on_rank_0(model: Any, function: Callable[[], _Result]) -> _Result | None:
     """
     text, caught, result = "", None, None
     try:
-        result = drive(_engine(model), variables_of(model), function)
+        result = drive(_engine(model), _variables_of(model), function)
     except Exception as error:
         text, caught = f"{type(error).__name__}: {error}", error
     texts = [each for each in texts_of_job(model, text) if each]
@@ -114,7 +125,14 @@ def restore(training: ComparedTraining, state: State | None) -> None:
             training.set_state(state)
         return ""
 
-    load_on_all(training.model.distribute_strategy, load, state_of(training.model))
+    state_of(training.model)
+    load_on_all(training.model.distribute_strategy, load, _variables_of(training.model))
+
+
+def _variables_of(model: Any) -> list[Any]:
+    """Returns the variables of a model and of all its optimizers; sharded weights are replaced by their shards."""
+    others = [each for each in optimizers_of(model).values() if each is not getattr(model, "optimizer", None)]
+    return [*variables_of(model), *shards_of_each([variable for each in others for variable in each.variables])]
 
 
 class PlainReference:
@@ -235,8 +253,9 @@ class MeshReference:
         state_of(model)
         self.training = ComparedTraining(model, batches, strategy.scope, of_layers=records_layers(model))
         differing = on_rank_0(model, functools.partial(differing_names, first, self.training))
-        if any(texts_of_job(model, differing or "")):
-            raise ValueError(f"The model on the other mesh has other variables. Received: {differing}.")
+        [text, *_] = texts_of_job(model, differing or "")
+        if text:
+            raise ValueError(f"The model on the other mesh has other variables. Received: {text}.")
 
     def stages(self, state: State | None, find_unequal: FindUnequal) -> Generator[Recorded | None]:
         """Trains from a state, and yields what the other mesh computes."""

@@ -9,17 +9,20 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 from strategies._keras_hooks.addresses import TensorFlowTrainer, Trainer
 from strategies._keras_hooks.compared_batches import Batch, rows_of
 from strategies._keras_hooks.layer_outputs import layer_outputs, name_of
 from strategies._keras_hooks.model_state import named_state, set_named_state
 from strategies._keras_hooks.plain_copies import without_strategy
+from strategies._keras_hooks.shapes import shapes_of
 from strategies._keras_hooks.wrapping import overrides
 from strategies.comparison import GRADIENT, LOG, OUTPUT, OUTPUTS, SLOT, STATE, WEIGHT
 from strategies.replica.overwritten import is_overwritten
@@ -37,8 +40,13 @@ def takes_inputs(model: Any, batch: Batch) -> bool:
         return False
     if model.built and not overrides(model, TensorFlowTrainer, "train_step"):
         return True
+    x = rows_of(batch.x, 0, 1)
     try:
-        model(rows_of(batch.x, 0, 1))
+        # A model that is built is called on symbolic tensors: its seeds and counters do not change.
+        if model.built:
+            shapes_of(model, x)
+        else:
+            model(x)
     # The program's code may raise anything; if there is a fault in it, its step raises it again.
     except Exception:
         return False
@@ -53,11 +61,13 @@ class Entry:
         kind: the kind of its row.
         name: the name of its row.
         layer: the layer that has it; "" if none.
+        key: the name in a file of a variable, which is unique, unlike its path; "" for other values.
     """
 
     kind: str
     name: str
     layer: str = ""
+    key: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,7 +113,7 @@ class State:
 
     Attributes:
         named: arrays by their names in a file of weights.
-        seeds: the states of layers' seed generators by the layer's name: files do not have them.
+        seeds: the states of layers' seed generators by the layer's name and number: files do not have them.
     """
 
     named: Mapping[str, np.ndarray]
@@ -173,8 +183,13 @@ class ComparedTraining:
                 variable.assign(value)
 
     def _seeds(self) -> dict[str, list[Any]]:
-        layers = self.model._flatten_layers()
-        return {layer.name: [each.state for each in layer._seed_generators] for layer in layers}
+        found: dict[str, list[Any]] = {}
+        counts: Counter[str] = Counter()
+        for layer in self.model._flatten_layers():
+            # Layers of different blocks may have one name.
+            counts[layer.name] += 1
+            found[f"{layer.name}#{counts[layer.name]}"] = [each.state for each in layer._seed_generators]
+        return found
 
     def stages(self, reset: Callable[[], None]) -> Generator[Stage]:
         """Yields after the first forward pass, after the first backward pass, and after each step.
@@ -215,6 +230,7 @@ class ComparedTraining:
         """Context manager: functions are traced for the block only, each for one step, and not compiled by XLA."""
         model = self.model
         before = model.jit_compile, model.steps_per_execution
+        metrics = [(part, np.array(part)) for part in _metric_parts(model)]
         history = getattr(model, "history", None)
         self._forget_functions()
         model.jit_compile, model.steps_per_execution = False, 1
@@ -224,6 +240,8 @@ class ComparedTraining:
             model.jit_compile, model.steps_per_execution = before
             model.history = history
             self._forget_functions()
+            for part, value in metrics:
+                part.assign(value)
 
     def _forget_functions(self) -> None:
         self.model.train_function = self.model.predict_function = None
@@ -261,7 +279,8 @@ class ComparedTraining:
             # Variables that are overwritten by their gradients, as float8's scales, have no slots.
             with_slots = [each for each in weights_of(getattr(self.model, attribute)) if not is_overwritten(each)]
             for position, weight in zip(_positions_of_moments(len(with_slots)), with_slots, strict=True):
-                found[f"{attribute}/vars/{position}"] = Entry(GRADIENT, weight.path, owners.get(weight.path, ""))
+                key = f"{attribute}/vars/{position}"
+                found[key] = Entry(GRADIENT, weight.path, owners.get(weight.path, ""), key)
         return found
 
     def state_entries(self) -> dict[str, Entry]:
@@ -273,10 +292,11 @@ class ComparedTraining:
             owner = name.partition("/")[0]
             path = getattr(value, "path", name)
             if owner not in self._optimizers:
-                found[name] = Entry(WEIGHT if path in weights else STATE, path, owners.get(path, ""))
+                found[name] = Entry(WEIGHT if path in weights else STATE, path, owners.get(path, ""), name)
             else:
                 is_own = attribute in self._optimizers and path == name
-                found[name] = Entry(SLOT, getattr(self.model, owner).variables[int(position)].path if is_own else path)
+                path = getattr(self.model, owner).variables[int(position)].path if is_own else path
+                found[name] = Entry(SLOT, path, "", name)
         return found
 
     def sources_of_loss(self) -> list[str]:
@@ -320,6 +340,16 @@ def _positions(adam: Any, count: int) -> tuple[int, ...]:
     adam.build([keras.Variable(0.0) for _ in range(count)])
     positions = {id(variable): i for i, variable in enumerate(adam.variables)}
     return tuple(positions[id(moment)] for moment in adam._momentums)
+
+
+def _metric_parts(model: Any) -> list[Any]:
+    """Returns the variables of a model's metrics; on a mesh, the part of each replica of this process."""
+    values = [variable._value for metric in model.metrics for variable in metric.variables]
+    return [
+        part
+        for value in values
+        for part in (value.values if isinstance(value, tf.distribute.DistributedValues) else (value,))
+    ]
 
 
 def _name_of_loss(loss: Any) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -23,7 +24,7 @@ from strategies._keras_hooks.compared_references import (
     records_layers,
     restore,
 )
-from strategies._keras_hooks.compared_training import ComparedTraining, Recorded, Stage, State
+from strategies._keras_hooks.compared_training import ComparedTraining, Entry, Recorded, Stage, State
 from strategies._keras_hooks.compared_values import compared, limit_of, pairs, rounded_away
 from strategies._keras_hooks.layer_outputs import UnequalLayers, as_in_inference, find_unequal_layers, name_of
 from strategies.collectives.descriptions import listed
@@ -34,7 +35,8 @@ from strategies.saving.together import texts_of_job
 # One rounding in each weight stands for the roundings of all operations.
 _ROUNDINGS = 10
 
-_Values = Mapping[tuple[int, str, str], np.ndarray]
+_Key = tuple[int, Entry]
+_Values = Mapping[_Key, np.ndarray]
 
 
 def compare(
@@ -70,8 +72,8 @@ def compare(
         reference = MeshReference(against, first, batches, make)
     recorded = reference.training
     find_unequal = _finder([model] if recorded is None or against is None else [model, recorded.model])
-    rows, expected = _rows(training, reference, first, find_unequal)
-    rows = _with_noise(model, reference, first, find_unequal, rows, expected)
+    found, expected = _rows(training, reference, first, find_unequal)
+    rows = _with_noise(model, reference, first, find_unequal, found, expected)
     called, sources = ([], []) if recorded is None else (recorded.called, recorded.sources_of_loss())
     notes = _notes(model, find_unequal(model))
     if recorded is not None and not called:
@@ -99,18 +101,18 @@ def _finder(models: Sequence[Any]) -> FindUnequal:
 
 def _rows(
     training: ComparedTraining, reference: Reference, first: State | None, find_unequal: FindUnequal
-) -> tuple[list[ComparedValue], _Values]:
+) -> tuple[dict[_Key, ComparedValue], _Values]:
     """Trains both, and returns on rank 0 the rows, and the expected values that differ; restores the model."""
-    rows: list[ComparedValue] = []
-    expected: dict[tuple[int, str, str], np.ndarray] = {}
+    rows: dict[_Key, ComparedValue] = {}
+    expected: dict[_Key, np.ndarray] = {}
     limit = limit_of(training.model)
 
     def compare(stage: Stage, recorded: Recorded | None) -> None:
         for entry, value, own in () if recorded is None else pairs(training, stage, recorded):
             row = compared(stage.step, entry, value, np.asarray(own), limit)
-            rows.append(row)
+            rows[stage.step, entry] = row
             if not row.ok:
-                expected[stage.step, entry.kind, entry.name] = np.array(value)
+                expected[stage.step, entry] = np.array(value)
 
     try:
         unequal = find_unequal(training.model)
@@ -119,7 +121,6 @@ def _rows(
                 on_rank_0(training.model, functools.partial(compare, stage, next(theirs)))
     finally:
         restore(training, first)
-        training.model.reset_metrics()
     return rows, expected
 
 
@@ -128,26 +129,26 @@ def _with_noise(
     reference: Reference,
     first: State | None,
     find_unequal: FindUnequal,
-    rows: Sequence[ComparedValue],
+    rows: Mapping[_Key, ComparedValue],
     expected: _Values,
 ) -> list[ComparedValue]:
     """Returns rows with larger limits where one rounding in the first weights changes the reference's values."""
     if not any(texts_of_job(model, "differs" if expected else "")):
-        return list(rows)
+        return list(rows.values())
     moved = None
     if first is not None and reference.training is not None:
         entries = reference.training.state_entries()
         moved = rounded_away(first, {name: entry for name, entry in entries.items() if entry.kind == WEIGHT})
-    limits: dict[tuple[int, str, str], float] = {}
+    limits: dict[_Key, float] = {}
     with contextlib.closing(reference.stages(moved, find_unequal)) as stages:
         for recorded in filter(None, stages):
             for entry, value in recorded.values():
-                key = (recorded.step, entry.kind, entry.name)
+                key = (recorded.step, entry)
                 if key in expected:
                     limits[key] = _ROUNDINGS * compared(recorded.step, entry, expected[key], value, 0.0).difference
-    return [
-        dataclasses.replace(row, limit=max(row.limit, limits.get((row.step, row.kind, row.name), 0.0))) for row in rows
-    ]
+    # A value that rounding makes infinite says nothing about the mesh: it stays a difference.
+    finite = {key: limit for key, limit in limits.items() if math.isfinite(limit)}
+    return [dataclasses.replace(row, limit=max(row.limit, finite.get(key, 0.0))) for key, row in rows.items()]
 
 
 def _notes(model: Any, unequal: UnequalLayers) -> list[str]:

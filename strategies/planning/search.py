@@ -11,14 +11,15 @@ from dataclasses import dataclass
 from strategies.planning.hardware import Gpu
 from strategies.planning.step_bytes import StepBytes, step_bytes
 from strategies.planning.step_time import StepTime, step_time
-from strategies.planning.transformer import Layout, Recompute, Transformer
+from strategies.planning.transformer import Layout, Recompute, Shard, Transformer
 
 #: The fraction of the memory that a plan may use: the rest is for libraries, collectives' buffers and fragmentation.
 USABLE = 0.9
 #: Differences of time that are smaller than this fraction do not decide.
 RESOLUTION = 0.01
-_RECOMPUTE: tuple[Recompute, ...] = (None, "selective", "full")
-_SHARDS = (None, "optimizer", "weights")
+# What `keras_ext.rematerialize` does.
+_RECOMPUTE: tuple[Recompute, ...] = (None, "full")
+_SHARDS: tuple[Shard, ...] = (None, "optimizer", "weights")
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class Search:
     """The result of a search.
 
     Attributes:
-        best: the fastest layouts that fit, fastest first.
+        best: the fastest layouts that fit, fastest first, but simpler ones first among those within 1 % of the fastest.
         refused: the numbers of layouts that were left out, by reason.
         usable_bytes: the memory of a device that a plan may use.
     """
@@ -52,7 +53,9 @@ class Search:
 
     @property
     def splits(self) -> bool:
-        """True if the fastest layout divides the model: into stages, shards of layers, or shards of its state."""
+        """True if the first layout divides the model: into stages, shards of layers, or shards of its state."""
+        if not self.best:
+            return False
         layout = self.best[0].layout
         return layout.num_stages > 1 or layout.num_tensor > 1 or layout.shard is not None
 
@@ -138,7 +141,7 @@ def _layouts(
         elif batch_size % d:
             refused["has rows that do not divide among replicas"] += 1
         else:
-            shards = _SHARDS if d > 1 else (None,)
+            shards: tuple[Shard, ...] = _SHARDS if d > 1 else (None,)
             for b, chunks in itertools.product(_microbatches(batch_size // d), _chunks(model, p)):
                 for recompute, shard in itertools.product(_RECOMPUTE, shards):
                     if chunks > 1 and (batch_size // (d * b)) % p:

@@ -19,6 +19,8 @@ from strategies.planning.transformer import Layout, Transformer
 # Seconds: of each hop of an all-reduce, and of a message between stages.
 _HOP_SECONDS = 4e-6
 _MESSAGE_SECONDS = 2e-5
+# Bytes of a weight where replicas all-gather it: in a step, and after the update.
+_COMPUTED_BYTES, _UPDATED_BYTES = 4, 4
 # Bytes that mixed-precision Adam reads and writes for each parameter.
 _UPDATE_BYTES = 46
 
@@ -131,15 +133,9 @@ def _logit_seconds(model: Transformer, layout: Layout, gpu: Gpu) -> float:
     return 6 * numbers * model.hidden_size / gpu.flops_per_second + 24 * numbers / gpu.memory_bytes_per_second
 
 
-def _parameters_of_device(model: Transformer, layout: Layout) -> float:
-    """Returns the parameters of the device with the most."""
-    blocks = model.num_layers * model.parameters_of_layer / (layout.num_tensor * layout.num_stages)
-    return blocks + model.vocabulary_size * model.hidden_size / layout.num_tensor
-
-
 def _updated_parameters(model: Transformer, layout: Layout) -> float:
     owners = 1 if layout.shard is None else layout.num_data
-    return _parameters_of_device(model, layout) / owners
+    return layout.parameters_of_device(model) / owners
 
 
 def _gradient_seconds(
@@ -151,8 +147,14 @@ def _gradient_seconds(
     # Replicas of one host share its network cards with fewer others.
     beside = max(1, layout.host_size // (layout.num_tensor * layout.num_stages))
     rate = gpu.host_bytes_per_second if in_host else gpu.network_bytes_per_second * beside
-    half = (d - 1) / d * 2 * _parameters_of_device(model, layout) / rate
-    # Sharded weights are gathered in both passes of each micro-batch; else gradients or weights are, once.
-    exchanged = (2 * num_microbatches + 1) * half if layout.shard == "weights" else 2 * half
-    hidden = 2 / 3 * layers_seconds if layout.num_stages == 1 else 0.0
-    return max(0.0, exchanged - hidden)
+    message = (d - 1) / d * layout.parameters_of_device(model) / rate
+    gradients, weights = layout.gradient_bytes * message, _COMPUTED_BYTES * message
+    backward = 2 / 3 * layers_seconds if layout.num_stages == 1 else 0.0
+    if layout.shard == "weights":
+        # All-gathered in both passes of each micro-batch; gradients are reduce-scattered once.
+        return max(0.0, 2 * num_microbatches * weights + gradients - backward)
+    # The reduce-scatter hides behind the backward pass of the last micro-batch.
+    hidden = backward / num_microbatches
+    if layout.shard is None:
+        return max(0.0, 2 * gradients - hidden)
+    return max(0.0, gradients - hidden) + _UPDATED_BYTES * message

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+#: The state that is sharded over replicas, as the strategies' argument.
+Shard = Literal["optimizer", "gradients", "weights"] | None
 #: What the backward pass computes again: all of a layer, its attention scores, or nothing.
 Recompute = Literal["full", "selective"] | None
 
@@ -75,6 +77,12 @@ class Layout:
         sequence_parallel: True if normalization and dropout work on parts of the sequence.
         shard: as the strategies' argument.
         host_size: devices of a host.
+        gradient_bytes: bytes of a gradient where replicas exchange it.
+
+    Example:
+
+        layout = Layout(num_data=2, num_stages=2, num_tensor=2)
+        assert layout.mesh == {"data": 2, "pipe": 2, "tensor": 2}
     """
 
     num_data: int = 1
@@ -84,8 +92,14 @@ class Layout:
     num_chunks: int = 1
     recompute: Recompute = None
     sequence_parallel: bool = False
-    shard: str | None = None
+    shard: Shard = None
     host_size: int = 8
+    gradient_bytes: int = 4
+
+    def parameters_of_device(self, model: Transformer) -> float:
+        """Returns the parameters of a model on the device with the most, before `shard` divides them."""
+        blocks = model.num_layers * model.parameters_of_layer / (self.num_tensor * self.num_stages)
+        return blocks + model.vocabulary_size * model.hidden_size / self.num_tensor
 
     @property
     def num_devices(self) -> int:

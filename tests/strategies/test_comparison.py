@@ -15,7 +15,8 @@ def result(*rows: ComparedValue) -> Comparison:
     return Comparison(rows, called=CALLED, sources_of_loss=("compile(loss=mse)", "adds"))
 
 
-GRADIENTS = [row("gradient", f"{layer}/kernel", 0.5, layer) for layer in ("first", "second")]
+# In the order in which the optimizer has them, not in that of calls.
+GRADIENTS = [row("gradient", f"{layer}/kernel", 0.5, layer) for layer in ("second", "first")]
 EQUAL_GRADIENT = row("gradient", "last/kernel", 0.0, "last")
 
 
@@ -32,6 +33,8 @@ def test_the_first_output_that_differs_is_named_before_all_else() -> None:
 def test_of_gradients_the_last_layer_is_named_with_those_after_it_that_have_none() -> None:
     found = result(row("output", "first", 0.0), *GRADIENTS, EQUAL_GRADIENT, row("log", "accuracy", 0.2))
     assert found.suspects == ("second", "flatten")
+    assert found.cause.startswith("All outputs and the loss are equal, and the gradient")
+    assert result(*GRADIENTS).cause.startswith("Outputs were not compared, the loss is equal, and the gradient")
     assert "the gradient of 'second/kernel' differs by 5.0e-01" in found.cause
     assert found.cause.endswith("arises in the gradient of 'second' or 'flatten'.")
 
@@ -62,8 +65,8 @@ def test_it_is_printed_as_a_table_and_sent_as_text() -> None:
         f"NOT EQUAL to one device. {found.cause}",
         "step  kind      difference    limit  values",
         "   0  gradient     1.0e-07  1.0e-06  2 equal",
-        "   0  gradient     5.0e-01  1.0e-06  first/kernel",
         "   0  gradient     5.0e-01  1.0e-06  second/kernel",
+        "   0  gradient     5.0e-01  1.0e-06  first/kernel",
         "Not compared: random numbers of 'dropout'.",
         "Finding: a finding",
     ]

@@ -40,7 +40,7 @@ FAULTS: dict[str, tuple[Any, Callable[[], dict[str, Any]], tuple[str, ...], str]
         functools.partial(faulty.ScalesGradient, name="scales"),
         dict,
         ("first", "scales"),
-        "first/bias' differs by 5.0e-01",
+        "first/kernel' differs by 5.0e-01",
     ),
     "a layer draws": (functools.partial(faulty.Draws, name="draws"), dict, ("draws",), "'draws' is the first layer"),
     "a metric is no sum": (
@@ -194,8 +194,8 @@ def test_models_without_a_plain_copy_are_compared_with_a_reference() -> None:
         strategy.check(model, (X.reshape(-1, 2, 3), X.reshape(-1, 2, 3)))
 
 
-def compiled_plain(model: Any) -> Any:
-    model.compile("adam", "mse")
+def compiled_plain(model: Any, **compiled: Any) -> Any:
+    model.compile("adam", "mse", **compiled)
     return model
 
 
@@ -245,6 +245,82 @@ def test_models_with_two_optimizers() -> None:
         assert len([row for row in found.rows if row.kind == "slot" and row.step == 2]) > 8
         # An optimizer that no step has built is not built by the comparison.
         assert model.of_maker.built == model.of_judge.built == is_trained
+
+
+def test_optimizers_in_a_list_are_refused() -> None:
+    strategy = strategies.MirroredStrategy(TWO)
+    model = made(strategy, model_of)
+    with strategy.scope():
+        model.others = [keras.optimizers.Adam()]
+    with pytest.raises(ValueError, match=r"Give each an attribute of its own. Received: 'others'"):
+        strategy.check(model, (X, Y))
+
+
+def of_parts(*layers: Any) -> Any:
+    """Returns a model of two models with layers of the same names, which are made in another order than called."""
+    keras.utils.set_random_seed(5)
+    inputs, inner = keras.Input((6,)), keras.Input((6,))
+    decoder = keras.Model(inner, L.Dense(3)(L.Dense(6, "tanh", name="hidden")(inner)), name="decoder")
+    encoder = keras.Model(inputs, L.Dense(6, "tanh", name="hidden")(inputs), name="encoder")
+    x = encoder(inputs)
+    for layer in layers:
+        x = layer(x)
+    return keras.Model(inputs, decoder(x))
+
+
+def test_variables_with_one_path_are_told_apart_and_layers_are_named_in_the_order_of_calls() -> None:
+    strategy = strategies.MirroredStrategy(TWO)
+    found = strategy.check(made(strategy, lambda: of_parts(faulty.ScalesGradient(name="scales"))), (X, Y), steps=1)
+    assert "hidden" in found.suspects[0]
+    assert "scales" in found.suspects
+    assert all(row.limit < 1e-3 for row in found.rows if row.kind == "gradient"), found
+    assert strategy.check(made(strategy, of_parts), (X, Y), steps=1).ok
+
+
+@pytest.mark.parametrize("dtype", ["mixed_bfloat16", pytest.param("mixed_float16", marks=pytest.mark.parity_all)])
+def test_half_a_gradient_is_found_in_half_precision(dtype: str) -> None:
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy(dtype)
+    try:
+        strategy = strategies.MirroredStrategy(TWO)
+        assert strategy.check(made(strategy, model_of), (X, Y), steps=1).ok
+        model = made(strategy, functools.partial(model_of, functools.partial(faulty.ScalesGradient, name="scales")))
+        assert strategy.check(model, (X, Y), steps=1).suspects == ("first", "scales")
+    finally:
+        keras.config.set_dtype_policy(before)
+
+
+class DrawsInEachCall(keras.layers.Layer):
+    """Draws a number that it does not use."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.seeds = keras.random.SeedGenerator(1)
+
+    def call(self, x: Any) -> Any:
+        return x + 0 * keras.random.normal((1,), seed=self.seeds)
+
+
+class OwnStep(keras.Sequential):
+    """Overrides `train_step`."""
+
+    def train_step(self, data: Any) -> Any:
+        return super().train_step(data)
+
+
+def test_seeds_and_metrics_are_as_before() -> None:
+    def make() -> Any:
+        blocks = [keras.Sequential([DrawsInEachCall(name="draw"), L.Dense(6)]) for _ in range(2)]
+        return OwnStep([keras.Input((6,)), *blocks, L.Dense(3)])
+
+    strategy = strategies.MirroredStrategy(TWO)
+    model = made(strategy, make, metrics=["mae"])
+    model.train_on_batch(X, Y)
+    seeds = [layer.seeds.state for layer in model._flatten_layers() if hasattr(layer, "seeds")]
+    before = [np.asarray(seed) for seed in seeds], {**model.get_metrics_result()}
+    assert strategy.check(model, (X, Y), steps=1, reference=lambda: compiled_plain(make(), metrics=["mae"])).ok
+    assert_equal([np.asarray(seed) for seed in seeds], before[0])
+    assert {**model.get_metrics_result()} == before[1]
 
 
 def test_rounding_is_no_difference() -> None:

@@ -37,7 +37,7 @@ class Row:
 def _row(
     heads: int, hidden: int, layers: int, t: int, p: int, gpus: int, batch: int, b: int, chunks: int, tflops: float
 ) -> Row:
-    layout = Layout(gpus // (t * p), p, t, b, chunks, "full")
+    layout = Layout(gpus // (t * p), p, t, b, chunks, "full", gradient_bytes=2)
     return Row(Transformer(layers, hidden, heads), layout, batch, tflops)
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from strategies.planning import Layout, Transformer, step_bytes
 from strategies.planning.step_bytes import activation_bytes_of_layers
+from strategies.planning.transformer import Shard
 from tests.strategies.planning.published import ACTIVATIONS, STATES
 
 GIB = 2**30
@@ -43,7 +44,7 @@ def test_state_is_that_of_the_paper() -> None:
 @pytest.mark.parametrize(
     ("shard", "divided"), [(None, ""), ("optimizer", "slots"), ("weights", "weights gradients slots")]
 )
-def test_shards_divide_what_they_name(shard: str | None, divided: str) -> None:
+def test_shards_divide_what_they_name(shard: Shard, divided: str) -> None:
     model = Transformer(4, 256, 4)
     whole, found = (step_bytes(model, Layout(8, shard=each)) for each in (None, shard))
     for kind in ("weights", "gradients", "slots"):

@@ -11,6 +11,7 @@ import pytest
 import keras_ext
 from strategies.collectives.strings import gather_texts
 from tests.strategies._keras_hooks.faulty import Draws, X, Y, model_of
+from tests.strategies._keras_hooks.test_comparisons import adversaries
 from tests.strategies.processes.mesh_strategies import new_strategy, on
 
 pytestmark = pytest.mark.filterwarnings("ignore::strategies.DifferenceWarning")
@@ -81,6 +82,18 @@ def test_two_meshes() -> None:
 
     found = strategy.check(model, (X, Y), steps=2, against=on({"tensor": 2}), reference=make)
     assert found.ok, found
+
+
+def test_named_optimizers_are_restored_on_both() -> None:
+    strategy = on({"data": 2})
+    with strategy.scope():
+        model = adversaries()
+    model.fit(X, batch_size=8, verbose=0)
+    slots = [variable for each in (model.of_maker, model.of_judge) for variable in each.variables]
+    before = [np.asarray(slot) for slot in slots]
+    assert strategy.check(model, (X,), steps=2, reference=adversaries).ok
+    for slot, value in zip(slots, before, strict=True):
+        np.testing.assert_array_equal(slot, value)
 
 
 def test_an_error_of_rank_0_is_one_of_both() -> None:
