@@ -17,7 +17,7 @@ from strategies.planning.transformer import Layout, Recompute, Shard, Transforme
 USABLE = 0.9
 #: Differences of time that are smaller than this fraction do not decide.
 RESOLUTION = 0.01
-# What `keras_ext.rematerialize` does.
+# "full" is `keras_ext.rematerialize`; "selective" is not in this package.
 _RECOMPUTE: tuple[Recompute, ...] = (None, "full")
 _SHARDS: tuple[Shard, ...] = (None, "optimizer", "weights")
 
