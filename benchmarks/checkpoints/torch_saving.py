@@ -1,4 +1,4 @@
-"""A process of torch's distributed checkpoints, run by another Python: saves when told so, and prints seconds.
+"""A process of torch's distributed checkpoints, run by another Python: saves on request, and prints seconds.
 
 Each of the two processes has half of the state on the CPU, in tensors as large as those of `checkpoints.saving`. The
 stager is kept from save to save, so that its memory is reused; all else is as torch has it by default.

@@ -10,10 +10,9 @@ import keras
 import tensorflow as tf
 
 from strategies._keras_hooks.compared_batches import Batch
+from strategies._keras_hooks.compared_records import Recorded, State
 from strategies._keras_hooks.compared_training import (
     ComparedTraining,
-    Recorded,
-    State,
     num_stages,
     optimizers_of,
     takes_inputs,
@@ -102,7 +101,7 @@ def on_rank_0(model: Any, function: Callable[[], _Result]) -> _Result | None:
         function: the function.
 
     Returns:
-        What the function returned; None on other ranks.
+        The function's result; None on other ranks.
     """
     text, caught, result = "", None, None
     try:

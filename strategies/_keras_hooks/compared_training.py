@@ -7,7 +7,6 @@ has the gradient as its first moment. It works on every mesh, where gradients ar
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -19,6 +18,7 @@ import tensorflow as tf
 
 from strategies._keras_hooks.addresses import TensorFlowTrainer, Trainer
 from strategies._keras_hooks.compared_batches import Batch, rows_of
+from strategies._keras_hooks.compared_records import Entry, Recorded, Stage, State
 from strategies._keras_hooks.layer_outputs import layer_outputs, name_of
 from strategies._keras_hooks.model_state import named_state, set_named_state
 from strategies._keras_hooks.plain_copies import without_strategy
@@ -51,73 +51,6 @@ def takes_inputs(model: Any, batch: Batch) -> bool:
     except Exception:
         return False
     return True
-
-
-@dataclasses.dataclass(frozen=True)
-class Entry:
-    """A value that is compared.
-
-    Attributes:
-        kind: the kind of its row.
-        name: the name of its row.
-        layer: the layer that has it; "" if none.
-        key: the name in a file of a variable, which is unique, unlike its path; "" for other values.
-    """
-
-    kind: str
-    name: str
-    layer: str = ""
-    key: str = ""
-
-
-@dataclasses.dataclass(frozen=True)
-class Stage:
-    """The outputs and logs of a training up to a step, and which variables can be read then.
-
-    Attributes:
-        step: the number of updates so far.
-        values: outputs and logs by kind and name.
-        has_gradients: True if the optimizers' slots are gradients now.
-        has_state: True if the model's variables are what the steps have made of them.
-    """
-
-    step: int
-    values: Mapping[tuple[str, str], Any]
-    has_gradients: bool = False
-    has_state: bool = False
-
-
-@dataclasses.dataclass(frozen=True)
-class Recorded:
-    """The values that a model computed up to a step, on the process that read them.
-
-    Attributes:
-        step: the number of updates so far.
-        computed: outputs and logs.
-        variables: gradients, or the model's state, by their names in a file.
-    """
-
-    step: int
-    computed: Mapping[Entry, np.ndarray]
-    variables: Mapping[str, tuple[Entry, np.ndarray]]
-
-    def values(self) -> Iterator[tuple[Entry, np.ndarray]]:
-        """Yields all values."""
-        yield from self.computed.items()
-        yield from self.variables.values()
-
-
-@dataclasses.dataclass(frozen=True)
-class State:
-    """The values of a model's variables, on the process that read them.
-
-    Attributes:
-        named: arrays by their names in a file of weights.
-        seeds: the states of layers' seed generators by the layer's name and number: files do not have them.
-    """
-
-    named: Mapping[str, np.ndarray]
-    seeds: Mapping[str, Sequence[np.ndarray]]
 
 
 def optimizers_of(model: Any) -> dict[str, Any]:
@@ -262,41 +195,40 @@ class ComparedTraining:
 
     def record(self, stage: Stage) -> Recorded:
         """Reads what a stage computed. Where other processes own variables, rank 0 calls it for all."""
-        computed = {
+        found = {
             Entry(kind, name, name.partition("#")[0] if kind == OUTPUT else ""): value
             for (kind, name), value in stage.values.items()
         }
-        entries = self._gradients() if stage.has_gradients else self.state_entries() if stage.has_state else {}
+        entries = self._gradients() if stage.has_gradients else self.state_entries() if stage.has_state else []
         values = named_state(self.model) if entries else {}
-        variables = {name: (entry, np.asarray(values[name])) for name, entry in entries.items()}
-        return Recorded(stage.step, computed, variables)
+        return Recorded(stage.step, {**found, **{entry: np.asarray(values[entry.key]) for entry in entries}})
 
-    def _gradients(self) -> dict[str, Entry]:
-        """Returns the first moments of the optimizers that keep gradients, by their names in a file."""
-        found: dict[str, Entry] = {}
+    def _gradients(self) -> list[Entry]:
+        """Returns the first moments of the optimizers that keep gradients."""
+        found: list[Entry] = []
         owners = self._owners()
         for attribute in self._optimizers:
             # Variables that are overwritten by their gradients, as float8's scales, have no slots.
             with_slots = [each for each in weights_of(getattr(self.model, attribute)) if not is_overwritten(each)]
             for position, weight in zip(_positions_of_moments(len(with_slots)), with_slots, strict=True):
                 key = f"{attribute}/vars/{position}"
-                found[key] = Entry(GRADIENT, weight.path, owners.get(weight.path, ""), key)
+                found.append(Entry(GRADIENT, weight.path, owners.get(weight.path, ""), key))
         return found
 
-    def state_entries(self) -> dict[str, Entry]:
-        """Returns the variables of the model and its optimizers, by their names in a file."""
-        found: dict[str, Entry] = {}
+    def state_entries(self) -> list[Entry]:
+        """Returns the variables of the model and its optimizers."""
+        found: list[Entry] = []
         owners, weights = self._owners(), {each.path for each in joined(self.model.trainable_variables)}
         for name, value in named_state(self.model).items():
             attribute, _, position = name.partition("/vars/")
             owner = name.partition("/")[0]
             path = getattr(value, "path", name)
             if owner not in self._optimizers:
-                found[name] = Entry(WEIGHT if path in weights else STATE, path, owners.get(path, ""), name)
+                found.append(Entry(WEIGHT if path in weights else STATE, path, owners.get(path, ""), name))
             else:
                 is_own = attribute in self._optimizers and path == name
                 path = getattr(self.model, owner).variables[int(position)].path if is_own else path
-                found[name] = Entry(SLOT, path, "", name)
+                found.append(Entry(SLOT, path, "", name))
         return found
 
     def sources_of_loss(self) -> list[str]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import numpy as np
 
-from strategies._keras_hooks.compared_training import ComparedTraining, Entry, Recorded, Stage, State
+from strategies._keras_hooks.compared_records import Entry, Recorded, Stage, State
+from strategies._keras_hooks.compared_training import ComparedTraining
 from strategies._keras_hooks.model_state import named_state
 from strategies.collectives.descriptions import listed
 from strategies.comparison import GRADIENT, LOG, ComparedValue
@@ -52,14 +53,12 @@ def pairs(training: ComparedTraining, stage: Stage, recorded: Recorded) -> Itera
         stage: its stage.
         recorded: the same stage of the reference.
     """
-    for entry, expected in recorded.computed.items():
+    state = named_state(training.model) if stage.has_gradients or stage.has_state else {}
+    for entry, expected in recorded.values.items():
+        value = state[entry.key] if entry.key else stage.values.get((entry.kind, entry.name))
         # Outputs of layers are compared where both can be recorded.
-        value = stage.values.get((entry.kind, entry.name))
         if value is not None or entry.kind == LOG:
             yield entry, expected, np.nan if value is None else value
-    state = named_state(training.model) if recorded.variables else {}
-    for name, (entry, expected) in recorded.variables.items():
-        yield entry, expected, state[name]
 
 
 def compared(step: int, entry: Entry, expected: Any, value: Any, limit: float) -> ComparedValue:
@@ -95,7 +94,7 @@ def _difference(one: np.ndarray, other: np.ndarray, smallest_scale: float) -> fl
     return float(np.max(np.where(np.isnan(apart), np.inf, apart), initial=0.0))
 
 
-def rounded_away(state: State, names: Mapping[str, Entry]) -> State:
+def rounded_away(state: State, names: Collection[str]) -> State:
     """Returns a state whose weights are the next larger numbers: one rounding, which stands for those of all steps.
 
     Args:

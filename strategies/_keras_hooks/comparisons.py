@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from strategies._keras_hooks.compared_batches import Batch
+from strategies._keras_hooks.compared_records import Entry, Recorded, Stage, State
 from strategies._keras_hooks.compared_references import (
     FindUnequal,
     MeshReference,
@@ -24,7 +25,7 @@ from strategies._keras_hooks.compared_references import (
     records_layers,
     restore,
 )
-from strategies._keras_hooks.compared_training import ComparedTraining, Entry, Recorded, Stage, State
+from strategies._keras_hooks.compared_training import ComparedTraining
 from strategies._keras_hooks.compared_values import compared, limit_of, pairs, rounded_away
 from strategies._keras_hooks.layer_outputs import UnequalLayers, as_in_inference, find_unequal_layers, name_of
 from strategies.collectives.descriptions import listed
@@ -138,14 +139,16 @@ def _with_noise(
     moved = None
     if first is not None and reference.training is not None:
         entries = reference.training.state_entries()
-        moved = rounded_away(first, {name: entry for name, entry in entries.items() if entry.kind == WEIGHT})
+        moved = rounded_away(first, {entry.key for entry in entries if entry.kind == WEIGHT})
+    # By the same measure as the difference itself.
+    limit = limit_of(model)
     limits: dict[_Key, float] = {}
     with contextlib.closing(reference.stages(moved, find_unequal)) as stages:
         for recorded in filter(None, stages):
-            for entry, value in recorded.values():
+            for entry, value in recorded.values.items():
                 key = (recorded.step, entry)
                 if key in expected:
-                    limits[key] = _ROUNDINGS * compared(recorded.step, entry, expected[key], value, 0.0).difference
+                    limits[key] = _ROUNDINGS * compared(recorded.step, entry, expected[key], value, limit).difference
     # A value that rounding makes infinite says nothing about the mesh: it stays a difference.
     finite = {key: limit for key, limit in limits.items() if math.isfinite(limit)}
     return [dataclasses.replace(row, limit=max(row.limit, finite.get(key, 0.0))) for key, row in rows.items()]

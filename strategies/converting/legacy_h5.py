@@ -27,7 +27,7 @@ class TensorsByLayer(dict[str, Any]):
         self.layers = layers
 
 
-def of_legacy_h5(path: Path) -> TensorsByLayer | None:
+def open_legacy_h5(path: Path) -> TensorsByLayer | None:
     """Returns the weights of a file in the legacy format, with or without a model's config; None for other files."""
     with h5py.File(path, "r") as file:
         root = file.get("model_weights", file)

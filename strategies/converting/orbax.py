@@ -25,7 +25,7 @@ _OF_CHECKPOINT = "_CHECKPOINT_METADATA"
 _UNFINISHED = ".orbax-checkpoint-tmp"
 
 
-def tree_of(folder: Path) -> Path | None:
+def find_tree(folder: Path) -> Path | None:
     """Returns the folder of a tree of arrays: the given one, its only item, or that of its newest step; or None.
 
     Raises:
@@ -39,7 +39,7 @@ def tree_of(folder: Path) -> Path | None:
         steps = {*items, *(item.parent for item in _with_trees(folder, "*/*"))}
         newest = max(steps, key=_number, default=None)
         if newest is not None and _number(newest) >= 0:
-            return tree_of(newest)
+            return find_tree(newest)
     items = [item for item in items if any(map(_is_array, _metadata(item)["tree_metadata"].values()))]
     if len(items) > 1:
         raise ValueError(f"{folder} has several trees of arrays. Pass one of {', '.join(map(str, sorted(items)))}.")
@@ -72,11 +72,11 @@ def _is_array(leaf: Mapping[str, Any]) -> bool:
     return not value.get("skip_deserialize", False) and value["value_type"] != "string"
 
 
-def of_tree(folder: Path) -> dict[str, Any]:
+def open_tree(folder: Path) -> dict[str, Any]:
     """Returns the arrays of a tree by the keys on the path to each, joined by "/".
 
     Args:
-        folder: as `tree_of` returns it.
+        folder: as `find_tree` returns it.
 
     Raises:
         ValueError: tensorstore is not installed, arrays are damaged, or two have one name.

@@ -20,7 +20,7 @@ from strategies.saving.sharded_tensor import ShardedTensor
 _PLACES = "DCP_SHARDING_INFO"
 
 
-def of_hub_index(path: Path) -> Mapping[str, Any]:
+def open_hub_index(path: Path) -> Mapping[str, Any]:
     """Returns the tensors of the files that an index of a model hub lists.
 
     Raises:
@@ -28,14 +28,14 @@ def of_hub_index(path: Path) -> Mapping[str, Any]:
         OSError: a file cannot be read.
     """
     listed = json.loads(path.read_text())["weight_map"]
-    found = of_files(path.with_name(file) for file in sorted(set(listed.values())))
+    found = open_files(path.with_name(file) for file in sorted(set(listed.values())))
     missing = sorted(set(listed) - set(found))
     if missing:
         raise ValueError(f"{path} names tensors that its files do not have. Received: {', '.join(missing)}.")
     return found
 
 
-def of_folder(folder: Path) -> dict[str, ShardedTensor] | None:
+def open_folder(folder: Path) -> dict[str, ShardedTensor] | None:
     """Returns the tensors of all files in a folder that has no index; None if there are no files.
 
     Raises:
@@ -45,10 +45,10 @@ def of_folder(folder: Path) -> dict[str, ShardedTensor] | None:
     paths = sorted(folder.glob("*.safetensors"))
     if any(SafetensorsReader(path).metadata.get("format") == FORMAT for path in paths):
         raise ValueError(f"{folder} is a sharded checkpoint without an index: it is not complete.")
-    return of_files(paths) if paths else None
+    return open_files(paths) if paths else None
 
 
-def of_files(paths: Iterable[Path]) -> dict[str, ShardedTensor]:
+def open_files(paths: Iterable[Path]) -> dict[str, ShardedTensor]:
     """Returns the tensors of files, each of which has whole tensors or, written by torch, parts of them.
 
     Raises:

@@ -42,9 +42,9 @@ def open_tensors(path: Path) -> Iterator[Mapping[str, Any]]:
     elif path.name == INDEX or path.name.endswith(".safetensors.index.json"):
         yield _of_index(path)
     elif path.suffix == ".safetensors":
-        yield safetensors_files.of_files([path])
+        yield safetensors_files.open_files([path])
     elif path.suffix == ".h5" or path.name.endswith(".weights.json"):
-        legacy = legacy_h5.of_legacy_h5(path) if path.suffix == ".h5" else None
+        legacy = legacy_h5.open_legacy_h5(path) if path.suffix == ".h5" else None
         yield _of_h5(path) if legacy is None else legacy
     elif path.suffix == ".keras":
         with tempfile.TemporaryDirectory() as folder, zipfile.ZipFile(path) as archive:
@@ -66,10 +66,10 @@ def _of_folder(folder: Path) -> Mapping[str, Any]:
     newest = next((each for each in marks if (each.with_suffix(".sharded") / INDEX).exists()), None)
     if newest is not None:
         return _of_shards(newest.with_suffix(".sharded"))
-    tree = orbax.tree_of(folder)
+    tree = orbax.find_tree(folder)
     if tree is not None:
-        return orbax.of_tree(tree)
-    found = safetensors_files.of_folder(folder)
+        return orbax.open_tree(tree)
+    found = safetensors_files.open_folder(folder)
     if found is None:
         raise ValueError(f"{folder} has no complete checkpoint. Pass {KINDS}.")
     return found
@@ -82,7 +82,7 @@ def _of_index(path: Path) -> Mapping[str, Any]:
     except (ValueError, TypeError):
         # The reader of our own says which file is damaged.
         is_of_hub = False
-    return safetensors_files.of_hub_index(path) if is_of_hub else _of_shards(path.parent)
+    return safetensors_files.open_hub_index(path) if is_of_hub else _of_shards(path.parent)
 
 
 def _of_shards(folder: Path) -> dict[str, ShardedTensor]:

@@ -27,7 +27,7 @@ _UPDATE_BYTES = 46
 
 @dataclass(frozen=True)
 class StepTime:
-    """Seconds of a step, by part; a part that is hidden behind another one is not counted.
+    """Seconds of a step, by part; a part that overlaps with another one is not counted.
 
     Attributes:
         layers: forward and backward passes of the blocks.
@@ -141,7 +141,7 @@ def _updated_parameters(model: Transformer, layout: Layout) -> float:
 def _gradient_seconds(
     model: Transformer, layout: Layout, gpu: Gpu, num_microbatches: int, layers_seconds: float
 ) -> float:
-    """Returns the seconds of what replicas exchange, less what a single stage hides behind its backward passes."""
+    """Returns the seconds of exchanges between replicas that do not overlap with the backward passes of one stage."""
     d = layout.num_data
     in_host = layout.num_devices <= layout.host_size
     # Replicas of one host share its network cards with fewer others.
@@ -153,7 +153,7 @@ def _gradient_seconds(
     if layout.shard == "weights":
         # All-gathered in both passes of each micro-batch; gradients are reduce-scattered once.
         return max(0.0, 2 * num_microbatches * weights + gradients - backward)
-    # The reduce-scatter hides behind the backward pass of the last micro-batch.
+    # The reduce-scatter overlaps with the backward pass of the last micro-batch.
     hidden = backward / num_microbatches
     if layout.shard is None:
         return max(0.0, 2 * gradients - hidden)

@@ -7,7 +7,7 @@ from typing import Literal
 
 #: The state that is sharded over replicas, as the strategies' argument.
 Shard = Literal["optimizer", "gradients", "weights"] | None
-#: What the backward pass computes again: all of a layer, its attention scores, or nothing.
+#: The parts that the backward pass computes again: all of a layer, its attention scores, or none.
 Recompute = Literal["full", "selective"] | None
 
 

@@ -130,7 +130,7 @@ def test_what_is_equal_is_found_equal_and_left_as_it_was(place: str) -> None:
             assert by_rows == (place != "split")
         return fit(epochs=2).history, model.get_weights()
 
-    # The comparison leaves nothing behind of its draws, counts, averages and traces.
+    # The comparison's draws, counts, averages and traces are undone.
     history, weights = train(checked=False)
     again, others = train(checked=True)
     assert history == again
@@ -256,7 +256,7 @@ def test_optimizers_in_a_list_are_refused() -> None:
         strategy.check(model, (X, Y))
 
 
-def of_parts(*layers: Any) -> Any:
+def model_of_two(*layers: Any) -> Any:
     """Returns a model of two models with layers of the same names, which are made in another order than called."""
     keras.utils.set_random_seed(5)
     inputs, inner = keras.Input((6,)), keras.Input((6,))
@@ -270,11 +270,11 @@ def of_parts(*layers: Any) -> Any:
 
 def test_variables_with_one_path_are_told_apart_and_layers_are_named_in_the_order_of_calls() -> None:
     strategy = strategies.MirroredStrategy(TWO)
-    found = strategy.check(made(strategy, lambda: of_parts(faulty.ScalesGradient(name="scales"))), (X, Y), steps=1)
+    found = strategy.check(made(strategy, lambda: model_of_two(faulty.ScalesGradient(name="scales"))), (X, Y), steps=1)
     assert "hidden" in found.suspects[0]
     assert "scales" in found.suspects
     assert all(row.limit < 1e-3 for row in found.rows if row.kind == "gradient"), found
-    assert strategy.check(made(strategy, of_parts), (X, Y), steps=1).ok
+    assert strategy.check(made(strategy, model_of_two), (X, Y), steps=1).ok
 
 
 @pytest.mark.parametrize("dtype", ["mixed_bfloat16", pytest.param("mixed_float16", marks=pytest.mark.parity_all)])

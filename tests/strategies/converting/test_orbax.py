@@ -107,7 +107,7 @@ def test_trees(ocdbt: bool, zarr3: bool, tmp_path: Path, monkeypatch: pytest.Mon
 def test_boxes(tmp_path: Path) -> None:
     value = _RANDOM.normal(size=(7, 5)).astype("float32")
     save(tmp_path / "tree", {"a": value, "b": -value})
-    tensors = orbax.of_tree(tmp_path / "tree")
+    tensors = orbax.open_tree(tmp_path / "tree")
     for _ in range(30):
         where = tuple(slice(*sorted(_RANDOM.integers(0, size + 1, 2).tolist())) for size in value.shape)
         np.testing.assert_array_equal(tensors["a"][where], value[where])
@@ -147,7 +147,7 @@ def test_names_that_are_equal(tmp_path: Path) -> None:
 
 
 def test_folders_of_runs(tmp_path: Path) -> None:
-    assert orbax.tree_of(tmp_path) is None
+    assert orbax.find_tree(tmp_path) is None
     for folder in ("a/9/default", "a/10/default", "a/11.orbax-checkpoint-tmp/default", "b/step_1", "b/step_20"):
         write_metadata(tmp_path / folder, {"w": BIAS})
     for folder in ("c/5/params_1", "c/5/params_2", "d/1/pytree"):
@@ -155,11 +155,11 @@ def test_folders_of_runs(tmp_path: Path) -> None:
     # As `keras.callbacks.OrbaxCheckpoint` saves the model's configuration.
     write_metadata(tmp_path / "d/1/model_config", {"config": "{}"})
     (tmp_path / "c/5/_CHECKPOINT_METADATA").write_text("{}")
-    found = {each: orbax.tree_of(tmp_path / each) for each in ("a", "a/9", "b", "d")}
+    found = {each: orbax.find_tree(tmp_path / each) for each in ("a", "a/9", "b", "d")}
     expected = {"a": "a/10/default", "a/9": "a/9/default", "b": "b/step_20", "d": "d/1/pytree"}
     assert found == {name: tmp_path / each for name, each in expected.items()}
     with pytest.raises(ValueError, match=r"c/5 has several trees.*Pass one of .*c/5/params_1, .*c/5/params_2\."):
-        orbax.tree_of(tmp_path / "c")
+        orbax.find_tree(tmp_path / "c")
     for text in ("{", "[]", "{}", '{"tree_metadata": {"w": {}}}'):
         (tmp_path / "b/step_20/_METADATA").write_text(text)
         with pytest.raises(ValueError, match="step_20/_METADATA is damaged"):
