@@ -7,8 +7,6 @@ from keras_ext.memory import MemoryReport, memory_report
 from keras_ext.memory_plan import MemoryPlan, memory_plan
 from keras_ext.pipeline.graph_partition import PartitionByTime
 from keras_ext.pipeline.model import PipelineModel
-from keras_ext.pipeline.partition import Partition
-from keras_ext.pipeline.schedule import Schedule
 from keras_ext.pipeline.stage_layer import PipelineStage
 from keras_ext.pipeline.timeline import Timeline
 from keras_ext.presets import from_preset
@@ -30,6 +28,7 @@ from keras_ext.tensor.positionwise import ShardwiseAdd, ShardwiseLayerNormalizat
 from keras_ext.tensor.transformer import ParallelTransformerBlock
 from keras_ext.throughput import Throughput
 from keras_ext.weights_comparison import WeightsComparison
+from strategies.schedules import Partition, Schedule
 
 __all__ = [
     "Checkpoints",

@@ -10,7 +10,7 @@ import pytest
 from tests.floors import ROOMS, ROOT, arrows, imports, in_circles, modules, room_of, violations
 
 KNOWN = frozenset(name for name, _ in modules()) | {
-    "keras_ext.pipeline.schedule",
+    "strategies.schedules.schedule",
     "keras_ext.tensor.dense",
     "strategies.collectives.base",
     "strategies.layer_api",
@@ -29,7 +29,7 @@ FORBIDDEN = [
     ("strategies.topology.cluster", "def f():\n    from tensorflow import config"),
     ("strategies.topology.cluster", "from strategies import engine"),
     ("strategies.topology.cores", "from .mesh import DeviceMesh"),
-    ("keras_ext.pipeline.schedule", "import keras"),
+    ("strategies.schedules.schedule", "import keras"),
     ("strategies.install_horovod", "import numpy"),
     ("strategies.collectives.tf_runtime.collectives", "import horovod.tensorflow as hvd"),
     ("strategies.collectives.tf_runtime.collectives", "import importlib\nimportlib.import_module('horovod')"),
@@ -74,7 +74,7 @@ ALLOWED = [
     ("strategies", "from strategies.mirrored import MirroredStrategy"),
     ("keras_ext.tensor.dense", "import keras\nfrom keras import ops\nfrom strategies import layer_api"),
     ("keras_ext.tensor.dense", "from strategies.layer_api import SplitWeight"),
-    ("keras_ext.pipeline.model", "from keras_ext.pipeline.schedule import actions\nfrom . import stage"),
+    ("keras_ext.pipeline.model", "from strategies.schedules.schedule import actions\nfrom . import stage"),
     ("examples.mnist.train", "import keras\nimport strategies\nfrom absl import flags"),
     ("examples.mnist.train", "strategies = []\nstrategies.append(1)"),
 ]

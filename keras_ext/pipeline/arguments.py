@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from keras_ext.pipeline.schedule import Schedule
-from keras_ext.pipeline.schedules import SCHEDULES
+from strategies.schedules import SCHEDULES, Schedule
 
 #: The numbers of stages on each device with the schedules that have more than one; None for any number.
 NUM_STAGES_PER_DEVICE: Mapping[str, int | None] = {"interleaved_1f1b": None, "zb_v": 2, "v_half": 2}

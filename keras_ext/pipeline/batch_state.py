@@ -6,7 +6,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from keras_ext.pipeline.schedule import Action
+from strategies.schedules import Action
 
 
 @dataclass

@@ -15,9 +15,9 @@ from keras import ops
 from keras_ext.pipeline.batch_state import BatchState, ControlDependencies
 from keras_ext.pipeline.placed_stages import PlacedStages
 from keras_ext.pipeline.row_counts import Multiples
-from keras_ext.pipeline.schedule import Action, Kind
 from keras_ext.tensor_metadata import MASK, metadata_of, set_metadata
 from strategies import layer_api
+from strategies.schedules import Action, Kind
 
 #: A value that a stage has computed from a micro-batch: "outputs", "masks", "logits" or "added", and its number.
 _Item = tuple[str, int]

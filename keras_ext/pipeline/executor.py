@@ -19,9 +19,9 @@ from keras import ops
 from keras_ext.pipeline.batch_state import BatchState, ControlDependencies
 from keras_ext.pipeline.exchange import Exchange
 from keras_ext.pipeline.placed_stages import PlacedStages
-from keras_ext.pipeline.schedule import Action, Kind, Schedule
 from keras_ext.tensor_metadata import LOGITS, MASK, metadata_of, not_none, set_metadata
 from strategies import layer_api
+from strategies.schedules import Action, Kind, Schedule
 
 #: Computes the loss of some micro-batches: takes their numbers, the model's outputs for each, and the losses that
 #: layers add for each; returns a scalar.

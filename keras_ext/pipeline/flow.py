@@ -16,10 +16,10 @@ from keras_ext.pipeline.batch_state import BatchState, ControlDependencies
 from keras_ext.pipeline.exchange import Exchange
 from keras_ext.pipeline.microbatch import Microbatches
 from keras_ext.pipeline.placed_stages import PlacedStages
-from keras_ext.pipeline.schedule import Action, Kind
 from keras_ext.pipeline.stage import penalties_of
 from keras_ext.tensor_metadata import MASK, metadata_of
 from strategies import layer_api
+from strategies.schedules import Action, Kind
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ import numpy as np
 
 from keras_ext.pipeline.graph_nodes import Node, nodes_of
 from keras_ext.pipeline.layer_costs import costs_of
-from keras_ext.pipeline.partition import Cost, Partition, at, balanced, uniform
 from keras_ext.pipeline.stage_layer import PipelineStage
 from strategies import layer_api
+from strategies.schedules.partition import Cost, Partition, at, balanced, uniform
 
 #: The number of tensors of a weight's size that a stage holds: the weight, its gradient, and two optimizer slots, as of
 #: Adam.

@@ -9,9 +9,9 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_ext.pipeline.schedule import Action, Kind
 from keras_ext.pipeline.timeline import Timeline
 from strategies import layer_api
+from strategies.schedules import Action, Kind
 
 #: The number of steps that are run. Among those with the most micro-batches, without the first of them, the one of
 #: median length is returned.

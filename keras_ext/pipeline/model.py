@@ -18,7 +18,6 @@ from keras_ext.pipeline.measured_timeline import measured_timeline
 from keras_ext.pipeline.microbatch import Microbatches
 from keras_ext.pipeline.model_graph import StageCopies, graph_of
 from keras_ext.pipeline.placed_stages import PlacedStages
-from keras_ext.pipeline.schedule import Schedule
 from keras_ext.pipeline.stage import cut, stages_of_operations
 from keras_ext.pipeline.stage_calls import StageCalls
 from keras_ext.pipeline.staged_class import StagedModel, has_own_class, keras_base, staged_class
@@ -27,6 +26,7 @@ from keras_ext.pipeline.timeline import Timeline, picture_path
 from keras_ext.pipeline.training_step import train_on_microbatches
 from keras_ext.tensor_metadata import MASK, set_metadata
 from strategies import layer_api
+from strategies.schedules import Schedule
 
 
 @layer_api.saved_as(keras.Model)

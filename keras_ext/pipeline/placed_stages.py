@@ -7,10 +7,10 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from keras_ext.pipeline.messages import Traffic
 from keras_ext.pipeline.row_counts import RowCounts
 from keras_ext.pipeline.stage import Stage
 from strategies import layer_api
+from strategies.schedules import Traffic
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ import keras
 from keras import ops
 
 from keras_ext.pipeline.graph_nodes import Node, nodes_of
-from keras_ext.pipeline.partition import Partition
 from keras_ext.tensor.split_tensor import whole_tensor
 from strategies import layer_api
+from strategies.schedules import Partition
 
 
 @dataclass(frozen=True)

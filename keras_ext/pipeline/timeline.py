@@ -14,9 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from keras_ext.pipeline.schedule import Action, Kind, Schedule
-from keras_ext.pipeline.svg_chart import IDLE, Box, chart, shades
-from keras_ext.pipeline.validation import validate
+from strategies.schedules import Action, Kind, Schedule, validate
+from strategies.svg_chart import IDLE, Box, chart, shades
 from strategies.text_table import text_table
 
 #: Blue, orange and green, which colour-blind people can tell apart; blue is also darker than the others.

@@ -13,10 +13,10 @@ from xml.etree import ElementTree
 
 import pytest
 
-from keras_ext.pipeline.messages import with_messages
-from keras_ext.pipeline.schedule import Action, Kind, Schedule
-from keras_ext.pipeline.schedules import gpipe, interleaved, one_forward_one_backward, zero_bubble_h1
 from keras_ext.pipeline.timeline import Timeline
+from strategies.schedules.messages import with_messages
+from strategies.schedules.named import gpipe, interleaved, one_forward_one_backward, zero_bubble_h1
+from strategies.schedules.schedule import Action, Kind, Schedule
 
 SVG = "{http://www.w3.org/2000/svg}"
 

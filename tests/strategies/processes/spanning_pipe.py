@@ -19,8 +19,8 @@ from keras import layers, ops
 
 import keras_ext
 from keras_ext.pipeline import executor
-from keras_ext.pipeline.schedule import Action, Kind
 from strategies import layer_api
+from strategies.schedules import Action, Kind
 from tests.strategies.parity.harness import TOLERANCE, Case, compare, execute, fit_arrays
 from tests.strategies.processes.mesh_strategies import on
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from keras_ext.pipeline.messages import Traffic, with_messages
-from keras_ext.pipeline.schedule import Schedule
-from keras_ext.pipeline.schedules import interleaved, one_forward_one_backward, zero_bubble_h1
+from strategies.schedules.messages import Traffic, with_messages
+from strategies.schedules.named import interleaved, one_forward_one_backward, zero_bubble_h1
+from strategies.schedules.schedule import Schedule
 
 
 def table(schedule: Schedule) -> list[str]:

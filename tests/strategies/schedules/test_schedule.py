@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 
-from keras_ext.pipeline.schedules import gpipe, interleaved, one_forward_one_backward
+from strategies.schedules.named import gpipe, interleaved, one_forward_one_backward
 
 
 def test_prints() -> None:

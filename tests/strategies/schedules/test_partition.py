@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from keras_ext.pipeline.partition import Cost, Partition, at, balanced, uniform
+from strategies.schedules.partition import Cost, Partition, at, balanced, uniform
 
 
 def chain(*seconds: float) -> list[Cost]:

@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 import pytest
 
-from keras_ext.pipeline.messages import with_messages
-from keras_ext.pipeline.schedule import Action, Kind, Schedule
-from keras_ext.pipeline.schedules import gpipe, one_forward_one_backward, zero_bubble_h1
-from keras_ext.pipeline.validation import validate
+from strategies.schedules.messages import with_messages
+from strategies.schedules.named import gpipe, one_forward_one_backward, zero_bubble_h1
+from strategies.schedules.schedule import Action, Kind, Schedule
+from strategies.schedules.validation import validate
 
 
 def changed(schedule: Schedule, device: int, actions: list[Action]) -> Schedule:

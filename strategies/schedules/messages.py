@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from keras_ext.pipeline.schedule import Action, Kind, Schedule
+from strategies.schedules.schedule import Action, Kind, Schedule
 
 
 def with_messages(schedule: Schedule) -> Schedule:

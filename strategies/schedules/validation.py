@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from keras_ext.pipeline.messages import with_messages
-from keras_ext.pipeline.schedule import COMPUTATIONS, Action, Schedule, computations, fault
+from strategies.schedules.messages import with_messages
+from strategies.schedules.schedule import COMPUTATIONS, Action, Schedule, computations, fault
 
 
 def validate(schedule: Schedule) -> None:

@@ -24,8 +24,8 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass, field
 
-from keras_ext.pipeline.schedule import Action, Kind, Schedule, prerequisites
-from keras_ext.pipeline.stage_placement import StagePlacement
+from strategies.schedules.schedule import Action, Kind, Schedule, prerequisites
+from strategies.schedules.stage_placement import StagePlacement
 
 #: The numbers of activations that are tried as the reserve for stages on the way back; the shortest table is taken.
 RESERVES = range(4)

@@ -1,6 +1,6 @@
 """Schedules as tables: the actions of each device, in order, with their times. Pure: no TensorFlow.
 
-`schedules` creates the tables, `messages` adds the messages between devices, `validation` refuses invalid tables.
+`named` creates the tables, `messages` adds the messages between devices, `validation` refuses invalid tables.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
-from keras_ext.pipeline.stage_placement import StagePlacement
+from strategies.schedules.stage_placement import StagePlacement
 
 #: The ticks of a forward and a backward action, in pictures and bubbles: a backward pass computes twice as much. Each
 #: half of a split backward pass takes one.

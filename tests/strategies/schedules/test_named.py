@@ -9,9 +9,8 @@ from dataclasses import replace
 
 import pytest
 
-from keras_ext.pipeline.messages import with_messages
-from keras_ext.pipeline.schedule import BACKWARD_TICKS, FORWARD_TICKS, Action, Kind, Schedule
-from keras_ext.pipeline.schedules import (
+from strategies.schedules.messages import with_messages
+from strategies.schedules.named import (
     eager_one_forward_one_backward,
     gpipe,
     interleaved,
@@ -20,7 +19,8 @@ from keras_ext.pipeline.schedules import (
     zero_bubble_h1,
     zero_bubble_v,
 )
-from keras_ext.pipeline.validation import validate
+from strategies.schedules.schedule import BACKWARD_TICKS, FORWARD_TICKS, Action, Kind, Schedule
+from strategies.schedules.validation import validate
 
 
 def table(schedule: Schedule) -> list[str]:

@@ -18,7 +18,7 @@ of its weights, in square brackets, fill the time in which 1F1B waits:
     device 2   .   .   0  (0)  1  (1)  2  (2) [0]  3  (3) [1] [2] [3]     all take one tick
 
 It holds the activations of at most p micro-batches on each device, as the first device does in 1F1B, and idles for
-(p - 1) / (3 m + p - 1) of the time. ZB-V and V-Half, which `v_schedules` makes, have two stages on each device.
+(p - 1) / (3 m + p - 1) of the time. ZB-V and V-Half, which `v_shaped` makes, have two stages on each device.
 
 Sources: Huang et al., arXiv:1811.06965 (GPipe); Narayanan et al., arXiv:1806.03377 and arXiv:2104.04473 (1F1B,
 interleaved); Zhuang et al., arXiv:2211.05322 (eager 1F1B); Qi et al., arXiv:2401.10241 (ZB-H1).
@@ -29,8 +29,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 
-from keras_ext.pipeline.schedule import Action, Kind, Schedule
-from keras_ext.pipeline.v_schedules import v_shaped
+from strategies.schedules.schedule import Action, Kind, Schedule
+from strategies.schedules.v_shaped import v_shaped
 
 
 def gpipe(num_devices: int, num_microbatches: int) -> Schedule:
