@@ -67,7 +67,7 @@ ROOMS = (
     Room("buckets", 0, ("strategies.collectives.buckets", "strategies.collectives.bucket_slices"), rooms=("buckets",)),
     Room("division", 0, ("strategies.evenly",)),
     Room("frozen context", 0, ("strategies.frozen_context",)),
-    Room("plans", 0, ("strategies.planning",), rooms=("plans",)),
+    Room("plans", 0, ("strategies.planning",), rooms=("schedule", "plans")),
     Room("planner", 0, ("strategies.plan",), rooms=("plans", "text tables")),
     Room("files", 0, ("strategies.atomic_file",)),
     Room("text tables", 0, ("strategies.text_table",)),

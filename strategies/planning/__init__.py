@@ -20,19 +20,22 @@ from strategies.planning.held_bytes import (
     is_small,
     units_of,
 )
+from strategies.planning.layout import Layout
 from strategies.planning.search import Candidate, Search, search
 from strategies.planning.step_bytes import StepBytes, step_bytes
 from strategies.planning.step_time import StepTime, step_time
-from strategies.planning.transformer import Layout, Transformer
+from strategies.planning.transformer import Experts, Lora, Transformer
 
 __all__ = [
     "GPUS",
     "NETWORKS",
     "UNIT_BYTES",
     "Candidate",
+    "Experts",
     "Gpu",
     "HeldBytes",
     "Layout",
+    "Lora",
     "ModelSizes",
     "Search",
     "Sharing",

@@ -2,8 +2,9 @@
 
 Sources: data sheets of NVIDIA for the A100 (80 GB, SXM), H100 (SXM), H200 and B200: dense matrix products in half
 precision, memory, and NVLink in one direction; InfiniBand HDR (A100), NDR (H100, H200) and XDR (B200), one card for
-each GPU; 100 Gb Ethernet, one card for eight GPUs. The fractions were fitted on A100s only, see `step_time`: for other
-GPUs they are assumed.
+each GPU; 100 Gb Ethernet, one card for eight GPUs. GPUs of 24 GB (A10, L4, RTX 4090) have no NVLink: they exchange over
+PCI Express 4.0, and their hosts have 100 Gb Ethernet. The fractions were fitted on A100s only, see `step_time`: for
+other GPUs they are assumed.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ class Gpu:
         memory_bytes_per_second: between the GPU and its memory.
         host_bytes_per_second: to other GPUs of the host, in one direction.
         network_bytes_per_second: to GPUs of other hosts, in one direction.
+        offload_bytes_per_second: to the host's memory, in one direction.
     """
 
     name: str
@@ -33,30 +35,46 @@ class Gpu:
     memory_bytes_per_second: float
     host_bytes_per_second: float
     network_bytes_per_second: float
+    offload_bytes_per_second: float
+
+    def matmul_seconds(self, flops: float, num_features: float) -> float:
+        """Returns the seconds of matrix products, which are slower if a shard has few features.
+
+        Args:
+            flops: floating-point operations.
+            num_features: the hidden size divided by the shards of a layer.
+        """
+        return flops * (1 + NARROW_FEATURES / num_features) / self.flops_per_second
 
 
-#: The fraction of the peak that large matrix products, memory, NVLink and a network card reach.
-MATMUL, MEMORY, NVLINK, NETWORK = 0.68, 0.75, 0.78, 0.88
+#: The fraction of the peak that large matrix products, memory, NVLink (and PCI Express) and a network card reach.
+MATMUL, MEMORY, NVLINK, NETWORK = 0.719, 0.714, 0.78, 0.88
+#: The features of a shard with which matrix products take twice as long as at their best.
+NARROW_FEATURES = 43.0
 
 
-def _gpu(name: str, tflops: float, memory_gb: float, memory: float, nvlink: float, network: float) -> Gpu:
+def _gpu(name: str, tflops: float, memory_gb: float, memory: float, peer: float, network: float, pcie: float) -> Gpu:
     return Gpu(
         name,
         MATMUL * tflops * 1e12,
         memory_gb * _GB,
         MEMORY * memory * _GB,
-        NVLINK * nvlink * _GB,
+        NVLINK * peer * _GB,
         NETWORK * network * _GB,
+        NVLINK * pcie * _GB,
     )
 
 
 GPUS: Mapping[str, Gpu] = {
     gpu.name: gpu
     for gpu in (
-        _gpu("A100", 312, 80, 2039, 300, 25),
-        _gpu("H100", 989.4, 80, 3350, 450, 50),
-        _gpu("H200", 989.4, 141, 4800, 450, 50),
-        _gpu("B200", 2250, 180, 7700, 900, 100),
+        _gpu("A100", 312, 80, 2039, 300, 25, 32),
+        _gpu("H100", 989.4, 80, 3350, 450, 50, 64),
+        _gpu("H200", 989.4, 141, 4800, 450, 50, 64),
+        _gpu("B200", 2250, 180, 7700, 900, 100, 64),
+        _gpu("A10", 125, 24, 600, 32, 12.5 / 8, 32),
+        _gpu("L4", 121, 24, 300, 32, 12.5 / 8, 32),
+        _gpu("RTX4090", 165.2, 24, 1008, 32, 12.5 / 8, 32),
     )
 }
 #: Networks in place of the GPU's own: bytes per second for each GPU, in one direction.

@@ -6,20 +6,24 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from strategies.planning.hardware import Gpu
+from strategies.planning.layout import Layout, ScheduleName, Shard
 from strategies.planning.step_bytes import StepBytes, step_bytes
 from strategies.planning.step_time import StepTime, step_time
-from strategies.planning.transformer import Layout, Recompute, Shard, Transformer
+from strategies.planning.transformer import Recompute, Transformer
 
 #: The fraction of the memory that a plan may use: the rest is for libraries, collectives' buffers and fragmentation.
 USABLE = 0.9
 #: Differences of time that are smaller than this fraction do not decide.
 RESOLUTION = 0.01
-# "full" is `keras_ext.rematerialize`; "selective" is not in this package.
-_RECOMPUTE: tuple[Recompute, ...] = (None, "full")
+# "full" is `keras_ext.rematerialize`, with or without offloading; "selective" is not in this package.
+_RECOMPUTE: tuple[tuple[Recompute, bool], ...] = ((None, False), ("full", False), ("full", True))
 _SHARDS: tuple[Shard, ...] = (None, "optimizer", "weights")
+_ZERO_BUBBLE: tuple[ScheduleName, ...] = ("zb_h1", "zb_v", "v_half")
+# The tables of zero-bubble schedules of more devices take seconds to simulate.
+_MOST_SIMULATED = 8
 
 
 @dataclass(frozen=True)
@@ -57,7 +61,7 @@ class Search:
         if not self.best:
             return False
         layout = self.best[0].layout
-        return layout.num_stages > 1 or layout.num_tensor > 1 or layout.shard is not None
+        return layout.num_replicas < layout.num_devices or layout.num_expert > 1 or layout.shard is not None
 
 
 def search(
@@ -88,14 +92,14 @@ def search(
         )
     refused: Counter[str] = Counter()
     usable = USABLE * gpu.memory_bytes
-    fastest: dict[tuple[int, int, int], Candidate] = {}
+    fastest: dict[tuple[int, ...], Candidate] = {}
     for layout in _layouts(model, batch_size, num_devices, host_size, refused):
         memory = step_bytes(model, layout)
         if memory.total > usable:
             refused["needs more memory than a device has"] += 1
             continue
         candidate = Candidate(layout, step_time(model, layout, batch_size, gpu), memory)
-        key = (layout.num_data, layout.num_stages, layout.num_tensor)
+        key = tuple(layout.mesh.values())
         if key not in fastest or _is_better(candidate, fastest[key]):
             fastest[key] = candidate
     best = sorted(fastest.values(), key=_seconds)
@@ -121,8 +125,9 @@ def _seconds(candidate: Candidate) -> float:
 def _num_parts(candidate: Candidate) -> int:
     """Returns the number of ways in which a layout is not plain data parallelism."""
     layout = candidate.layout
-    ways = (layout.num_stages > 1, layout.num_tensor > 1, layout.shard is not None, layout.recompute is not None)
-    return sum(ways)
+    ways = (layout.num_stages > 1, layout.num_tensor > 1, layout.num_expert > 1, layout.shard is not None)
+    more = (layout.recompute is not None, layout.offload, layout.schedule != "1f1b")
+    return sum((*ways, *more))
 
 
 def _layouts(
@@ -131,26 +136,63 @@ def _layouts(
     for t, p in itertools.product(_divisors(num_devices), repeat=2):
         if num_devices % (t * p):
             continue
-        d = num_devices // (t * p)
+        replicas = num_devices // (t * p)
         if t > host_size:
             refused["splits layers over several hosts"] += 1
         elif model.num_heads % t:
             refused["has heads that do not divide among shards"] += 1
         elif model.num_layers % p:
             refused["has layers that do not divide into stages"] += 1
-        elif batch_size % d:
+        elif batch_size % replicas:
             refused["has rows that do not divide among replicas"] += 1
         else:
-            shards: tuple[Shard, ...] = _SHARDS if d > 1 else (None,)
-            for b, chunks in itertools.product(_microbatches(batch_size // d), _chunks(model, p)):
-                for recompute, shard in itertools.product(_RECOMPUTE, shards):
-                    if chunks > 1 and (batch_size // (d * b)) % p:
-                        refused["has micro-batches that do not divide among chunks"] += 1
-                    elif shard == "weights" and p > 1:
-                        # Gathered weights of a stage stay until the step ends.
-                        refused["shards weights of stages, which saves no memory"] += 1
-                    else:
-                        yield Layout(d, p, t, b, chunks, recompute, t > 1, shard, host_size)
+            for e in _expert_sizes(model, replicas):
+                yield from _of_mesh(model, batch_size, Layout(replicas // e, p, t, num_expert=e), host_size, refused)
+
+
+def _of_mesh(
+    model: Transformer, batch_size: int, mesh: Layout, host_size: int, refused: Counter[str]
+) -> Iterator[Layout]:
+    """Yields the layouts of one mesh."""
+    p, num_rows = mesh.num_stages, batch_size // mesh.num_replicas
+    shards: tuple[Shard, ...] = _SHARDS if mesh.num_data > 1 else (None,)
+    for b, (schedule, chunks) in itertools.product(_microbatches(num_rows), _schedules(model, p)):
+        for (recompute, offload), shard in itertools.product(_RECOMPUTE, shards):
+            if chunks > 1 and (num_rows // b) % p:
+                refused["has micro-batches that do not divide among chunks"] += 1
+            elif shard == "weights" and p > 1:
+                # Gathered weights of a stage stay until the step ends.
+                refused["shards weights of stages, which saves no memory"] += 1
+            elif recompute and schedule != "1f1b":
+                refused["computes again what a zero-bubble schedule keeps"] += 1
+            else:
+                yield replace(
+                    mesh,
+                    microbatch_size=b,
+                    num_chunks=chunks,
+                    recompute=recompute,
+                    sequence_parallel=mesh.num_tensor > 1,
+                    shard=shard,
+                    host_size=host_size,
+                    schedule=schedule,
+                    offload=offload,
+                )
+
+
+def _expert_sizes(model: Transformer, replicas: int) -> list[int]:
+    """Returns the sizes of the axis "expert", which divide the replicas and the experts."""
+    if model.experts is None:
+        return [1]
+    return _divisors(math.gcd(replicas, model.experts.num))
+
+
+def _schedules(model: Transformer, num_stages: int) -> list[tuple[ScheduleName, int]]:
+    """Returns schedules with their numbers of chunks."""
+    found: list[tuple[ScheduleName, int]] = [("1f1b", chunks) for chunks in _chunks(model, num_stages)]
+    if 1 < num_stages <= _MOST_SIMULATED:
+        halves = (model.num_layers // num_stages) % 2 == 0
+        found += [(each, 1) for each in _ZERO_BUBBLE if each == "zb_h1" or halves]
+    return found
 
 
 def _divisors(number: int) -> list[int]:

@@ -2,18 +2,24 @@
 
 Source: Korthikanti et al. (arXiv:2205.05198), section 4 for activations; Rajbhandari et al. (arXiv:1910.02054),
 section 5 for what `shard` divides. Keras' mixed precision: float32 weights, their copies in half precision, gradients
-and two slots are 4 + 2 + 4 + 8 bytes for each parameter; Megatron's 2 + 4 + 12 are as many. Not covered: fragmentation,
-buffers of collectives, and the libraries' own memory.
+and two slots are 4 + 2 + 4 + 8 bytes for each parameter; Megatron's 2 + 4 + 12 are as many. Frozen weights have neither
+gradients nor slots, and int8 ones no kept copies. Not covered: fragmentation, buffers of collectives, and the
+libraries' own memory.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 
-from strategies.planning.transformer import Layout, Transformer
+from strategies.planning.layout import Layout
+from strategies.planning.transformer import Transformer
 
 # The copies in half precision are kept for the backward pass.
 _WEIGHT_BYTES, _GRADIENT_BYTES, _SLOT_BYTES = 4 + 2, 4, 8
+# By the bytes of a frozen weight: those of the weight and of its kept copy.
+_FROZEN_BYTES = {4: 4 + 2, 2: 2, 1: 1}
+# Blocks whose inputs are on the device at a time, if the others are in the host's memory.
+_OFFLOADED_AHEAD = 2
 
 
 @dataclass(frozen=True)
@@ -48,16 +54,20 @@ def step_bytes(model: Transformer, layout: Layout) -> StepBytes:
         layout: the mesh and the micro-batches.
     """
     t, d = layout.num_tensor, layout.num_data
-    parameters = layout.parameters_of_device(model)
+    held, trained = layout.parameters_of_device(model), layout.trained_parameters(model)
     of_slots = 1 if layout.shard is None else d
     of_weights = d if layout.shard == "weights" else 1
-    largest = max(model.parameters_of_layer, model.vocabulary_size * model.hidden_size) / t
-    gathered = 2 * _WEIGHT_BYTES * largest if of_weights > 1 else 0.0
+    largest = max(model.parameters_of_layer / layout.num_expert, model.vocabulary_size * model.hidden_size) / t
+    if model.lora is None:
+        weight_bytes, frozen = _WEIGHT_BYTES, 0.0
+    else:
+        weight_bytes = _FROZEN_BYTES[model.lora.frozen_bytes]
+        frozen = weight_bytes * held
     return StepBytes(
-        weights=_WEIGHT_BYTES * parameters / of_weights,
-        gradients=_GRADIENT_BYTES * parameters / of_weights,
-        slots=_SLOT_BYTES * parameters / of_slots,
-        gathered=gathered,
+        weights=(frozen + _WEIGHT_BYTES * trained) / of_weights,
+        gradients=_GRADIENT_BYTES * trained / of_weights,
+        slots=_SLOT_BYTES * trained / of_slots,
+        gathered=2 * weight_bytes * largest if of_weights > 1 else 0.0,
         activations=activation_bytes(model, layout),
     )
 
@@ -69,13 +79,26 @@ def activation_bytes_of_layer(model: Transformer, layout: Layout) -> float:
     if layout.recompute == "full":
         return 2.0 * numbers
     scores = 0.0 if layout.recompute == "selective" else 5 * model.num_heads * s / h
-    return numbers * ((34 + scores) / t if layout.sequence_parallel else 10 + (24 + scores) / t)
+    # Feed-forward parts keep their input (2), the activation function's input (8) and output (8), and a mask (1). The
+    # input of a frozen product is not kept, except where an adapter reads it.
+    experts = 19 * (model.num_active_experts - 1)
+    split = 24 + scores + experts - (10 if model.lora else 0)
+    whole = 10 - (2 if model.lora else 0)
+    return numbers * ((whole + split) / t if layout.sequence_parallel else whole + split / t)
 
 
 def activation_bytes_of_layers(model: Transformer, layout: Layout) -> float:
-    """Returns the bytes that the blocks of the first stage keep: those of as many micro-batches as there are stages."""
+    """Returns the bytes that the blocks of a device keep, on the device that keeps the most micro-batches.
+
+    1F1B keeps as many micro-batches of the first stage as there are stages; zero-bubble schedules keep as many on all
+    devices, and V-Half about half of them (arXiv:2405.15362, table 2).
+    """
     p, chunks = layout.num_stages, layout.num_chunks
     kept = model.num_layers * (1 + (p - 1) / (p * chunks) if chunks > 1 else 1)
+    if layout.schedule == "v_half":
+        kept *= min(p + 2, 2 * p) / (2 * p)
+    if layout.offload:
+        kept = min(kept, _OFFLOADED_AHEAD)
     return kept * activation_bytes_of_layer(model, layout)
 
 
@@ -85,10 +108,10 @@ def activation_bytes(model: Transformer, layout: Layout) -> float:
     numbers = layout.microbatch_size * model.sequence_length * h
     of_blocks = activation_bytes_of_layers(model, layout)
     logits = 4 * numbers / t * (1 + model.vocabulary_size / h)
-    # The first stage keeps micro-batches for all stages, the last one only that which it computes.
+    # With 1F1B the first stage keeps micro-batches for all stages, the last one only that which it computes.
     first, last = of_blocks + numbers * p / t, of_blocks / p + logits
-    found = first + logits if p == 1 else max(first, last)
+    found = first + logits if p == 1 or layout.schedule != "1f1b" else max(first, last)
     if layout.recompute == "full":
         # One block is computed again, and kept whole meanwhile.
-        found += activation_bytes_of_layer(model, replace(layout, recompute=None))
+        found += activation_bytes_of_layer(model, replace(layout, recompute=None, offload=False))
     return found

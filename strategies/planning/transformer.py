@@ -1,14 +1,51 @@
-"""A transformer language model by its sizes, and how it is laid out on devices."""
+"""A transformer language model by its sizes: parameters and floating-point operations."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
 
-#: The state that is sharded over replicas, as the strategies' argument.
-Shard = Literal["optimizer", "gradients", "weights"] | None
 #: The parts that the backward pass computes again: all of a layer, its attention scores, or none.
 Recompute = Literal["full", "selective"] | None
+
+
+@dataclass(frozen=True)
+class Experts:
+    """A mixture of experts in place of the feed-forward part of each block.
+
+    Attributes:
+        num: experts of a block, each of the size of the feed-forward part.
+        top_k: the experts that compute a token.
+    """
+
+    num: int
+    top_k: int = 2
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.top_k <= self.num:
+            raise ValueError(f"A token is computed by 1 to all experts. Received: num={self.num}, top_k={self.top_k}.")
+
+
+@dataclass(frozen=True)
+class Lora:
+    """Low-rank adapters of the queries and values of each block, as KerasHub adds them; all else is frozen.
+
+    Source: Hu et al., arXiv:2106.09685; with int8 weights Dettmers et al., arXiv:2305.14314.
+
+    Attributes:
+        rank: of the adapters.
+        frozen_bytes: bytes of a frozen weight: 4 (float32), 2 (a half-precision policy) or 1 (int8).
+    """
+
+    rank: int
+    frozen_bytes: int = 4
+
+    def __post_init__(self) -> None:
+        if self.rank < 1 or self.frozen_bytes not in (1, 2, 4):
+            raise ValueError(
+                "The rank is at least 1, and a frozen weight has 1, 2 or 4 bytes. "
+                f"Received: rank={self.rank}, frozen_bytes={self.frozen_bytes}."
+            )
 
 
 @dataclass(frozen=True)
@@ -21,6 +58,8 @@ class Transformer:
         num_heads: of attention.
         sequence_length: tokens of a row.
         vocabulary_size: tokens in all.
+        experts: a mixture of experts, or None.
+        lora: the adapters that are trained, or None if all weights are trained.
 
     Example:
 
@@ -33,9 +72,11 @@ class Transformer:
     num_heads: int
     sequence_length: int = 2048
     vocabulary_size: int = 51200
+    experts: Experts | None = None
+    lora: Lora | None = None
 
     def __post_init__(self) -> None:
-        sizes = vars(self)
+        sizes = {name: size for name, size in vars(self).items() if name not in ("experts", "lora")}
         if any(not isinstance(size, int) or size < 1 for size in sizes.values()):
             raise ValueError(f"All sizes of a model are whole numbers from 1. Received: {sizes}.")
         if self.hidden_size % self.num_heads:
@@ -45,82 +86,52 @@ class Transformer:
             )
 
     @property
+    def feed_forward_parameters(self) -> int:
+        """The number of parameters of a feed-forward part, or of one expert."""
+        return 8 * self.hidden_size**2 + 5 * self.hidden_size
+
+    @property
+    def expert_parameters(self) -> int:
+        """The number of parameters of the experts of a block; 0 if there are none."""
+        return 0 if self.experts is None else self.experts.num * self.feed_forward_parameters
+
+    @property
+    def shared_parameters(self) -> int:
+        """The number of parameters of a block apart from experts: each replica has them."""
+        attention = 4 * self.hidden_size**2 + 8 * self.hidden_size
+        if self.experts is None:
+            return attention + self.feed_forward_parameters
+        return attention + self.experts.num * self.hidden_size
+
+    @property
+    def adapter_parameters(self) -> int:
+        """The number of parameters of the adapters of a block: two matrices for queries, two for values."""
+        return 0 if self.lora is None else 4 * self.hidden_size * self.lora.rank
+
+    @property
     def parameters_of_layer(self) -> int:
-        """The number of parameters of a block."""
-        return 12 * self.hidden_size**2 + 13 * self.hidden_size
+        """The number of parameters of a block, without adapters."""
+        return self.shared_parameters + self.expert_parameters
 
     @property
     def num_parameters(self) -> int:
         """The number of all parameters, with tables of tokens and positions (arXiv:2104.04473, formula 2)."""
         tables = (self.vocabulary_size + self.sequence_length) * self.hidden_size
-        return self.num_layers * self.parameters_of_layer + tables
+        return self.num_layers * (self.parameters_of_layer + self.adapter_parameters) + tables
+
+    @property
+    def num_active_experts(self) -> int:
+        """The number of feed-forward parts that compute a token."""
+        return 1 if self.experts is None else self.experts.top_k
 
     def flops(self, num_rows: int, *, recompute: Recompute = None) -> float:
-        """Returns the floating-point operations of a step (arXiv:2104.04473, formula 3)."""
-        s, h, v, layers = self.sequence_length, self.hidden_size, self.vocabulary_size, self.num_layers
-        factor = 96 if recompute == "full" else 72
-        per_layers = factor * num_rows * s * layers * h**2 * (1 + s / (6 * h))
-        return per_layers + 6.0 * num_rows * s * h * v
+        """Returns the floating-point operations of a step in which all weights are trained.
 
-
-@dataclass(frozen=True)
-class Layout:
-    """A mesh, and how a batch is computed on it.
-
-    Attributes:
-        num_data: replicas.
-        num_stages: stages of a pipeline, with the schedule 1F1B.
-        num_tensor: shards of each layer.
-        microbatch_size: rows of a micro-batch.
-        num_chunks: chunks of layers of each stage (interleaved 1F1B); 1 if a stage is one chunk.
-        recompute: what the backward pass computes again.
-        sequence_parallel: True if normalization and dropout work on parts of the sequence.
-        shard: as the strategies' argument.
-        host_size: devices of a host.
-        gradient_bytes: bytes of a gradient where replicas exchange it.
-
-    Example:
-
-        layout = Layout(num_data=2, num_stages=2, num_tensor=2)
-        assert layout.mesh == {"data": 2, "pipe": 2, "tensor": 2}
-    """
-
-    num_data: int = 1
-    num_stages: int = 1
-    num_tensor: int = 1
-    microbatch_size: int = 1
-    num_chunks: int = 1
-    recompute: Recompute = None
-    sequence_parallel: bool = False
-    shard: Shard = None
-    host_size: int = 8
-    gradient_bytes: int = 4
-
-    def parameters_of_device(self, model: Transformer) -> float:
-        """Returns the parameters of a model on the device with the most, before `shard` divides them."""
-        blocks = model.num_layers * model.parameters_of_layer / (self.num_tensor * self.num_stages)
-        return blocks + model.vocabulary_size * model.hidden_size / self.num_tensor
-
-    @property
-    def num_devices(self) -> int:
-        """The number of devices."""
-        return self.num_data * self.num_stages * self.num_tensor
-
-    @property
-    def mesh(self) -> dict[str, int]:
-        """The mesh as the strategies take it."""
-        return {"data": self.num_data, "pipe": self.num_stages, "tensor": self.num_tensor}
-
-    def num_microbatches(self, batch_size: int) -> int:
-        """Returns the number of micro-batches of each replica.
-
-        Raises:
-            ValueError: the batch is not a multiple of the rows that all replicas compute at a time.
+        Source: arXiv:2104.04473, formula 3; with experts, each token is computed by some of them.
         """
-        rows = self.num_data * self.microbatch_size
-        if batch_size % rows:
-            raise ValueError(
-                f"The batch is a multiple of the rows that {self.num_data} replicas compute at a time, {rows}. "
-                f"Received: batch_size={batch_size}."
-            )
-        return batch_size // rows
+        s, h, v, layers = self.sequence_length, self.hidden_size, self.vocabulary_size, self.num_layers
+        passes = 4 if recompute == "full" else 3
+        # Two operations for each parameter of the four products of attention and of the active feed-forward parts.
+        products = 2 * (4 + 8 * self.num_active_experts) * h**2
+        per_layers = passes * num_rows * s * layers * (products + 4 * s * h)
+        return per_layers + 6.0 * num_rows * s * h * v

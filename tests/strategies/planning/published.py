@@ -1,7 +1,9 @@
 """Published times and bytes of training, as numbers.
 
 `TIMES`: table 1 of Narayanan et al. (arXiv:2104.04473), on A100s with 80 GB: everything is computed again in the
-backward pass. `ACTIVATIONS` and `STATES`: figure 1 and section 4 of Korthikanti et al. (arXiv:2205.05198).
+backward pass. `LATER_TIMES`: table 5 of Korthikanti et al. (arXiv:2205.05198), with everything computed again, and with
+sequence parallelism and attention scores computed again; all-reduces of backward passes run beside gradients of
+weights. `ACTIVATIONS` and `STATES`: its figure 1 and section 4.
 """
 
 from __future__ import annotations
@@ -19,32 +21,40 @@ class Row:
         model: the model.
         layout: its mesh.
         batch_size: rows of the global batch.
-        tflops: published operations per second of each GPU, in 1e12.
+        seconds: of a step.
+        is_fitted: True if the constants were fitted to this row.
     """
 
     model: Transformer
     layout: Layout
     batch_size: int
-    tflops: float
-
-    @property
-    def seconds(self) -> float:
-        """The seconds of a step, from the published operations per second."""
-        flops = self.model.flops(self.batch_size, recompute="full")
-        return flops / (self.layout.num_devices * self.tflops * 1e12)
+    seconds: float
+    is_fitted: bool = False
 
 
 def _row(
-    heads: int, hidden: int, layers: int, t: int, p: int, gpus: int, batch: int, b: int, chunks: int, tflops: float
+    heads: int,
+    hidden: int,
+    layers: int,
+    t: int,
+    p: int,
+    gpus: int,
+    batch: int,
+    b: int,
+    chunks: int,
+    tflops: float,
+    *,
+    fitted: bool = False,
 ) -> Row:
     layout = Layout(gpus // (t * p), p, t, b, chunks, "full", gradient_bytes=2)
-    return Row(Transformer(layers, hidden, heads), layout, batch, tflops)
+    model = Transformer(layers, hidden, heads)
+    # The table has operations per second of a GPU, in 1e12.
+    return Row(model, layout, batch, model.flops(batch, recompute="full") / (gpus * tflops * 1e12), fitted)
 
 
-#: The first three rows are those to which the constants were fitted.
 TIMES = [
-    _row(24, 2304, 24, 1, 1, 32, 512, 16, 1, 137),
-    _row(32, 3072, 30, 2, 1, 64, 512, 16, 1, 138),
+    _row(24, 2304, 24, 1, 1, 32, 512, 16, 1, 137, fitted=True),
+    _row(32, 3072, 30, 2, 1, 64, 512, 16, 1, 138, fitted=True),
     _row(32, 4096, 36, 4, 1, 128, 512, 16, 1, 142),
     _row(48, 6144, 40, 8, 1, 256, 1024, 8, 1, 135),
     _row(64, 8192, 48, 8, 2, 512, 1536, 4, 1, 138),
@@ -52,9 +62,8 @@ TIMES = [
     _row(96, 12288, 80, 8, 8, 1536, 2304, 2, 2, 148),
     _row(128, 16384, 96, 8, 16, 1920, 2160, 1, 2, 155),
     _row(128, 20480, 105, 8, 35, 2520, 2520, 1, 3, 163),
-    _row(160, 25600, 128, 8, 64, 3072, 3072, 1, 1, 163),
+    _row(160, 25600, 128, 8, 64, 3072, 3072, 1, 1, 163, fitted=True),
 ]
-NUM_FITTED = 3
 
 #: Models of 22, 175, 530 and 1,000 billion parameters: model, stages, rows of a micro-batch, chunks; then GiB of the
 #: blocks' activations with tensor parallelism alone, and with sequence parallelism and selective recomputation.
@@ -66,3 +75,12 @@ ACTIVATIONS = [
 ]
 #: GiB of the state of the same models' blocks.
 STATES = [45.56, 45.56, 31.64, 32.96]
+
+
+#: For the same models: rows of a batch, and seconds with everything computed again, and with the paper's methods.
+_SECONDS = [(4, 1.42, 1.10), (64, 18.13, 13.75), (280, 49.05, 37.83), (512, 94.42, 71.49)]
+LATER_TIMES = [
+    Row(model, Layout(1, stages, 8, rows, chunks, recompute, parallel, overlap_tensor=True), batch, seconds)
+    for (model, stages, rows, chunks, *_), (batch, full, selective) in zip(ACTIVATIONS, _SECONDS, strict=True)
+    for recompute, parallel, seconds in (("full", False, full), ("selective", True, selective))
+]

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from strategies.planning import Layout, Transformer, step_bytes
+from strategies.planning.layout import Shard
 from strategies.planning.step_bytes import activation_bytes_of_layers
-from strategies.planning.transformer import Shard
 from tests.strategies.planning.published import ACTIVATIONS, STATES
 
 GIB = 2**30

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from strategies.planning import gpu_of, step_time
 from strategies.planning.step_bytes import activation_bytes_of_layers
 from strategies.text_table import text_table
-from tests.strategies.planning.published import ACTIVATIONS, NUM_FITTED, TIMES, Row
+from tests.strategies.planning.published import ACTIVATIONS, LATER_TIMES, TIMES, Row
 from tests.strategies.planning.test_step_bytes import GIB, layouts_of
 
 
@@ -15,18 +17,9 @@ def error_of(row: Row) -> float:
 
 
 def main() -> None:
-    """Prints a table of times, and one of activations."""
-    rows = [("parameters", "GPUs", "data x pipe x tensor", "published s", "predicted s", "error", "")]
-    for i, row in enumerate(TIMES):
-        error, layout = error_of(row), row.layout
-        mesh = f"{layout.num_data} x {layout.num_stages} x {layout.num_tensor}"
-        seconds = (f"{row.seconds:.2f}", f"{row.seconds * (1 + error):.2f}", f"{error:+.1%}")
-        fitted = "fitted" if i < NUM_FITTED else ""
-        rows.append((f"{row.model.num_parameters / 1e9:.1f}e9", str(layout.num_devices), mesh, *seconds, fitted))
-    print("Time of a step, arXiv:2104.04473, table 1:")
-    print("\n".join(text_table(rows)))
-    errors = [abs(error_of(row)) for row in TIMES]
-    print(f"mean {sum(errors) / len(errors):.1%}, worst {max(errors):.1%}\n")
+    """Prints tables of times, and one of activations."""
+    _print_times("arXiv:2104.04473, table 1", TIMES)
+    _print_times("arXiv:2205.05198, table 5", LATER_TIMES)
     lines: list[tuple[str, ...]] = [
         ("parameters", "tensor parallel GiB", "error", "sequence parallel, selective GiB", "error")
     ]
@@ -38,6 +31,20 @@ def main() -> None:
         lines.append((f"{case[0].num_parameters / 1e9:.1f}e9", *cells))
     print("Activations of the blocks on the first stage, arXiv:2205.05198, figure 1:")
     print("\n".join(text_table(lines)))
+
+
+def _print_times(source: str, published: Sequence[Row]) -> None:
+    rows = [("parameters", "GPUs", "data x pipe x tensor", "recompute", "published s", "predicted s", "error", "")]
+    for row in published:
+        error, layout = error_of(row), row.layout
+        mesh = f"{layout.num_data} x {layout.num_stages} x {layout.num_tensor}"
+        seconds = (f"{row.seconds:.2f}", f"{row.seconds * (1 + error):.2f}", f"{error:+.1%}")
+        size = f"{row.model.num_parameters / 1e9:.1f}e9"
+        rows.append((size, str(layout.num_devices), mesh, str(layout.recompute), *seconds, "fitted" * row.is_fitted))
+    print(f"Time of a step, {source}:")
+    print("\n".join(text_table(rows)))
+    errors = [abs(error_of(row)) for row in published]
+    print(f"mean {sum(errors) / len(errors):.1%}, worst {max(errors):.1%}\n")
 
 
 if __name__ == "__main__":
