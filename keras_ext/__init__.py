@@ -27,6 +27,7 @@ from keras_ext.tensor.plan import Plan
 from keras_ext.tensor.positionwise import ShardwiseAdd, ShardwiseLayerNormalization, ShardwiseRMSNormalization
 from keras_ext.tensor.transformer import ParallelTransformerBlock
 from keras_ext.throughput import Throughput
+from keras_ext.training_plan import TrainingPlan, training_plan
 from keras_ext.weights_comparison import WeightsComparison
 from strategies.schedules import Partition, Schedule
 
@@ -59,6 +60,7 @@ __all__ = [
     "ShardwiseRMSNormalization",
     "Throughput",
     "Timeline",
+    "TrainingPlan",
     "TrainingPosition",
     "VocabParallelEmbedding",
     "VocabParallelReversibleEmbedding",
@@ -74,4 +76,5 @@ __all__ = [
     "rematerialize",
     "replace_experts",
     "track_expert_load",
+    "training_plan",
 ]

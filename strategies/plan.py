@@ -1,38 +1,42 @@
-"""Plans the training of a transformer on GPUs that one need not have: ``python -m strategies.plan``.
+"""Plans training on GPUs that one need not have: ``python -m strategies.plan``.
 
     python -m strategies.plan --layers=32 --hidden=4096 --heads=32 --batch=512 --gpus=8 --gpu=H100
-    python -m strategies.plan --layers=80 --hidden=8192 --heads=64 --batch=1024 --gpus=64 --gpu=A100 --json
+    python -m strategies.plan --layers=80 --hidden=8192 --heads=64 --batch=1024 --gpus=64 --gpu=A100 --svg=step.svg
     python -m strategies.plan --layers=32 --hidden=4096 --heads=32 --batch=512 --gpus=8 --scale=8,64,512,4096
+    python -m strategies.plan --layers=32 --hidden=4096 --heads=32 --experts=8 --batch=512 --gpus=64
+    python -m strategies.plan --layers=48 --hidden=6144 --heads=48 --lora=16 --frozen=bfloat16 --batch=16 --gpus=4
+    python -m strategies.plan --resnet=50 --batch=1024 --gpus=4
 
 It prints the fastest meshes that fit, with the time and memory of a step, from formulas: see `strategies.planning`. On
-GPUs other than the A100 they were not compared with measurements.
+GPUs other than the A100 they were not compared with measurements. `keras_ext.training_plan` plans any Keras model, by
+measuring its layers.
 """
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
-import json
+import functools
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
-from strategies.planning import GPUS, NETWORKS, Candidate, Gpu, Search, StepTime, Transformer, gpu_of, search
-from strategies.text_table import text_table
-
-_GB = 1e9
-_HEADING = (
-    "data",
-    "pipe",
-    "tensor",
-    "micro-batch",
-    "chunks",
-    "recompute",
-    "shard",
-    "seconds",
-    "tokens/s",
-    "GB",
-    "lost",
+from strategies.planning import (
+    GPUS,
+    NETWORKS,
+    Experts,
+    Lora,
+    ResNet,
+    Search,
+    Transformer,
+    gpu_of,
+    resnet_search,
+    search,
 )
+from strategies.planning.picture import picture
+from strategies.planning.report import as_json, as_text
+from strategies.planning.scaling import scaling_table
+
+_FROZEN_BYTES = {"float32": 4, "bfloat16": 2, "int8": 1}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -44,16 +48,58 @@ def main(argv: Sequence[str] | None = None) -> int:
     Raises:
         SystemExit: with 2 for invalid flags.
     """
+    parser = _parser()
+    flags = parser.parse_args(argv)
+    try:
+        model = _model(flags)
+        gpu = gpu_of(flags.gpu, flags.network)
+        if isinstance(model, ResNet):
+            find: Callable[..., Search] = functools.partial(resnet_search, model)
+            units, unit, name = 1, "images", f"ResNet{model.depth}"
+        else:
+            find = functools.partial(search, model)
+            units, unit, name = model.sequence_length, "tokens", f"{model.num_parameters / 1e9:.1f} billion parameters"
+        find = functools.partial(find, gpu=gpu, host_size=flags.host_size)
+        if flags.scale:
+            table = scaling_table(
+                functools.partial(find, num_best=1),
+                flags.scale,
+                batch_size=flags.batch,
+                num_devices=flags.gpus,
+                units_of_row=units,
+                unit=unit,
+            )
+            print(table)
+            return 0
+        found = find(flags.batch, flags.gpus, num_best=flags.best)
+        if flags.svg:
+            _svg_path(flags.svg).write_text(picture(found, f"{name}, {flags.gpus} x {gpu.name}"), encoding="utf-8")
+    except (ValueError, OSError) as error:
+        parser.error(str(error))
+    title = f"{name}, {gpu.name}:"
+    print(as_json(found, model.num_parameters) if flags.json else as_text(found, title, flags.batch * units, unit))
+    return 0 if found.best else 1
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m strategies.plan",
-        description="Finds the mesh on which a transformer trains fastest, and whether it fits.",
+        description="Finds the mesh on which a transformer or a ResNet trains fastest, and whether it fits.",
         epilog="example: python -m strategies.plan --layers=32 --hidden=4096 --heads=32 --batch=512 --gpus=8",
     )
-    parser.add_argument("--layers", type=int, required=True, help="blocks of the model")
-    parser.add_argument("--hidden", type=int, required=True, help="features of a token")
-    parser.add_argument("--heads", type=int, required=True, help="heads of attention")
-    parser.add_argument("--sequence", type=int, default=2048, help="tokens of a row")
-    parser.add_argument("--vocabulary", type=int, default=51200, help="tokens in all")
+    transformer = parser.add_argument_group("a transformer")
+    transformer.add_argument("--layers", type=int, help="blocks of the model")
+    transformer.add_argument("--hidden", type=int, help="features of a token")
+    transformer.add_argument("--heads", type=int, help="heads of attention")
+    transformer.add_argument("--sequence", type=int, default=2048, help="tokens of a row")
+    transformer.add_argument("--vocabulary", type=int, default=51200, help="tokens in all")
+    transformer.add_argument("--experts", type=int, help="experts in place of each feed-forward part")
+    transformer.add_argument("--top-k", type=int, default=2, help="experts that compute a token")
+    transformer.add_argument("--lora", type=int, metavar="RANK", help="train adapters of this rank only")
+    transformer.add_argument("--frozen", choices=_FROZEN_BYTES, default="float32", help="dtype of weights with --lora")
+    resnet = parser.add_argument_group("a ResNet")
+    resnet.add_argument("--resnet", type=int, metavar="DEPTH", help="50, 101 or 152 layers")
+    resnet.add_argument("--image", type=int, default=224, help="pixels of a side")
     parser.add_argument("--batch", type=int, required=True, help="rows of the global batch")
     parser.add_argument("--gpus", type=int, required=True, help="the number of GPUs")
     parser.add_argument("--gpu", choices=GPUS, default="A100", help="their kind")
@@ -63,111 +109,42 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--scale", type=_numbers, help="print the best mesh of each number of GPUs, at rows for each GPU"
     )
+    parser.add_argument("--svg", metavar="FILE", help="draw the parts of a step's time")
     parser.add_argument("--json", action="store_true", help="print JSON")
-    flags = parser.parse_args(argv)
-    try:
-        model = Transformer(flags.layers, flags.hidden, flags.heads, flags.sequence, flags.vocabulary)
-        gpu = gpu_of(flags.gpu, flags.network)
-        if flags.scale:
-            print(_scaling(model, flags.batch, flags.gpus, flags.scale, gpu, flags.host_size))
-            return 0
-        found = search(model, flags.batch, flags.gpus, gpu, host_size=flags.host_size, num_best=flags.best)
-    except ValueError as error:
-        parser.error(str(error))
-    print(_as_json(model, found) if flags.json else _as_text(model, found, gpu, flags.batch))
-    return 0 if found.best else 1
+    return parser
+
+
+def _model(flags: argparse.Namespace) -> Transformer | ResNet:
+    """Returns the model that the flags describe.
+
+    Raises:
+        ValueError: they describe none, two, or an impossible one.
+    """
+    sizes = {"--layers": flags.layers, "--hidden": flags.hidden, "--heads": flags.heads}
+    given = [name for name, value in sizes.items() if value is not None]
+    if flags.resnet is not None:
+        if given or flags.experts or flags.lora:
+            raise ValueError("--resnet goes without the flags of a transformer: leave one of the two out.")
+        return ResNet(flags.resnet, flags.image)
+    if len(given) < len(sizes):
+        missing = [name for name in sizes if name not in given]
+        raise ValueError(f"A transformer needs {', '.join(sizes)}; or give --resnet. Missing: {', '.join(missing)}")
+    experts = None if flags.experts is None else Experts(flags.experts, flags.top_k)
+    lora = None if flags.lora is None else Lora(flags.lora, _FROZEN_BYTES[flags.frozen])
+    return Transformer(
+        flags.layers, flags.hidden, flags.heads, flags.sequence, flags.vocabulary, experts=experts, lora=lora
+    )
 
 
 def _numbers(text: str) -> list[int]:
     return [int(each) for each in text.split(",")]
 
 
-def _scaling(
-    model: Transformer, batch_size: int, num_devices: int, numbers: Sequence[int], gpu: Gpu, host_size: int
-) -> str:
-    """Returns a table of the best mesh of each number of devices, and of the parts of its time.
-
-    Args:
-        model: the model.
-        batch_size: rows of the global batch on `num_devices`; with more devices there are more rows.
-        num_devices: the devices of the batch.
-        numbers: the numbers of devices to compare; efficiency is relative to the first on which the model fits.
-        gpu: the devices.
-        host_size: devices of a host.
-    """
-    rows: list[tuple[str, ...]] = []
-    first, shown = 0.0, tuple(part.name for part in dataclasses.fields(StepTime) if part.name != "layers")
-    for number in numbers:
-        num_rows = batch_size * number // num_devices
-        found = search(model, num_rows, number, gpu, host_size=host_size, num_best=1)
-        if not found.best:
-            rows.append((str(number), str(num_rows), "does not fit", *[""] * (2 + len(shown))))
-            continue
-        [best] = found.best
-        parts, layout = best.time.parts(), best.layout
-        per_device = num_rows * model.sequence_length / best.time.total / number
-        first = first or per_device
-        mesh = f"{layout.num_data} x {layout.num_stages} x {layout.num_tensor}"
-        shares = [f"{parts[name] / best.time.total:.1%}" for name in shown]
-        rows.append((str(number), str(num_rows), mesh, f"{per_device:,.0f}", f"{per_device / first:.0%}", *shares))
-    heading = ("GPUs", "rows", "data x pipe x tensor", "tokens/s of a GPU", "efficiency", *shown)
-    return "\n".join(text_table([heading, *rows], left=()))
-
-
-def _as_text(model: Transformer, found: Search, gpu: Gpu, batch_size: int) -> str:
-    """Returns a table of the best layouts, and sentences about the first and about those that were left out."""
-    lines = [f"{model.num_parameters / 1e9:.1f} billion parameters, {gpu.name}:"]
-    rows = [_row(each, model.sequence_length * batch_size) for each in found.best]
-    lines += text_table([_HEADING, *rows], left=(5, 6)) if rows else []
-    lines.append(_conclusion(found))
-    lines += [
-        f"Left out: {number} layouts, each of which {reason}." for reason, number in sorted(found.refused.items())
-    ]
-    return "\n".join(lines)
-
-
-def _row(candidate: Candidate, num_tokens: int) -> tuple[str, ...]:
-    layout, time = candidate.layout, candidate.time
-    lost = 1 - (time.layers + time.logits) / time.total
-    return (
-        *(str(each) for each in (layout.num_data, layout.num_stages, layout.num_tensor, layout.microbatch_size)),
-        str(layout.num_chunks),
-        layout.recompute or "-",
-        layout.shard or "-",
-        f"{time.total:.2f}",
-        f"{num_tokens / time.total:,.0f}",
-        f"{candidate.memory.total / _GB:.1f}",
-        f"{lost:.0%}",
-    )
-
-
-def _conclusion(found: Search) -> str:
-    usable = f"{found.usable_bytes / _GB:.1f} GB, which a plan may use of each GPU"
-    if not found.best:
-        return f"No layout fits into {usable}. Use more GPUs, or fewer rows."
-    near = found.best[0].memory.total / found.usable_bytes
-    if not found.splits:
-        return f"Do not split, it fits: data parallelism takes {near:.0%} of the {usable}."
-    return f"The first is the fastest, or within 1 % of it and simpler; it takes {near:.0%} of the {usable}."
-
-
-def _as_json(model: Transformer, found: Search) -> str:
-    best = [
-        {
-            "mesh": each.layout.mesh,
-            "layout": dataclasses.asdict(each.layout),
-            "seconds": {**each.time.parts(), "total": each.time.total},
-            "bytes": {**dataclasses.asdict(each.memory), "total": each.memory.total},
-        }
-        for each in found.best
-    ]
-    plan = {
-        "num_parameters": model.num_parameters,
-        "usable_bytes": found.usable_bytes,
-        "best": best,
-        "left_out": dict(found.refused),
-    }
-    return json.dumps(plan, indent=1)
+def _svg_path(text: str) -> Path:
+    path = Path(text)
+    if path.suffix != ".svg":
+        raise ValueError(f"The picture is an SVG file: give a path that ends in .svg. Received: {text!r}.")
+    return path
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
 import logging
 import time
@@ -59,12 +60,12 @@ def costs_of(graph: Any, sample_input: Any, num_rows: int) -> list[LayerCost]:
 
 
 def _costs(graph: Any, sample_input: Any, num_rows: int, open_size: int) -> list[LayerCost]:
-    values = dict(zip(map(id, graph.inputs), _sample(graph, sample_input, num_rows, open_size), strict=True))
+    values = dict(zip(map(id, graph.inputs), sample_of(graph, sample_input, num_rows, open_size), strict=True))
     costs, known = [], dict[Any, LayerCost]()
     sample = "zeros" if sample_input is None else "your sample_input"
     for node in nodes_of(graph):
         inputs = list({id(tensor): tensor for tensor in node.input_tensors}.values())
-        call = _Call(Stage(0, (node,), tuple(inputs), tuple(node.outputs)), sample)
+        call = TimedStage(Stage(0, (node,), tuple(inputs), tuple(node.outputs)), sample)
         given = [values[id(tensor)] for tensor in inputs]
         if sample_input is None:
             given = [_as_words(value, _words_for(node, tensor)) for value, tensor in zip(given, inputs, strict=True)]
@@ -80,11 +81,11 @@ def _costs(graph: Any, sample_input: Any, num_rows: int, open_size: int) -> list
 
 
 @dataclasses.dataclass(frozen=True)
-class _Call:
-    """A call of one layer.
+class TimedStage:
+    """Some calls of layers whose passes are timed.
 
     Attributes:
-        stage: a stage that contains only this call.
+        stage: a stage that contains only these calls.
         sample: describes the sample from which its inputs were computed, for error messages.
     """
 
@@ -106,22 +107,41 @@ class _Call:
         with self._alone(), self._refusals_named():
             return self.stage.compute(given, training=True)
 
-    def _measured(self, given: Sequence[Any], traced: Callable[..., Any] | None) -> tuple[LayerCost, list[Any]]:
+    def function(self, given: Sequence[Any]) -> Callable[[], None]:
+        """Returns a function that runs both passes, traced, and waits for them. Several threads may call it at once.
+
+        Raises:
+            ValueError: the passes cannot be traced, or a layer refuses its inputs.
+        """
+        with self._alone(), self._refusals_named():
+            passes, both = self._passes(layer_api.traced)
+            both(*given)
+        return functools.partial(_run, both, given, passes)
+
+    def _passes(self, traced: Callable[..., Any] | None) -> tuple[Any, Callable[..., tuple[list[Any], Any]]]:
+        """Returns the passes, and a function that runs both of them and returns the outputs and a number to wait for.
+
+        Args:
+            traced: makes a graph of a function; None to run its ops one by one.
+        """
         parts = layer_api.replica_parts()
 
         def compute(*tensors: Any) -> list[Any]:
             return self.stage.compute(tensors, training=True)
 
+        variables = [variable.value for variable in self.stage.trainable_variables]
+        passes = parts.passes(parts.owned[0], compute, variables, in_line=traced is None)
+
+        def both(*tensors: Any) -> tuple[list[Any], Any]:
+            outputs, vjp = passes(tensors)
+            upstream = [ops.ones_like(y) if y.dtype.is_floating or y.dtype.is_complex else None for y in outputs]
+            return outputs, _marks([*outputs, *keras.tree.flatten(vjp(upstream))])
+
+        return passes, both if traced is None else traced(both)
+
+    def _measured(self, given: Sequence[Any], traced: Callable[..., Any] | None) -> tuple[LayerCost, list[Any]]:
         with self._alone():
-            variables = [variable.value for variable in self.stage.trainable_variables]
-            passes = parts.passes(parts.owned[0], compute, variables, in_line=traced is None)
-
-            def both(*tensors: Any) -> tuple[list[Any], Any]:
-                outputs, vjp = passes(tensors)
-                upstream = [ops.ones_like(y) if y.dtype.is_floating or y.dtype.is_complex else None for y in outputs]
-                return outputs, _marks([*outputs, *keras.tree.flatten(vjp(upstream))])
-
-            function = both if traced is None else traced(both)
+            passes, function = self._passes(traced)
             seconds = []
             for _ in range(NUM_TIMED + 1):
                 start = time.perf_counter()
@@ -153,8 +173,7 @@ class _Call:
 
     @contextlib.contextmanager
     def _refusals_named(self) -> Iterator[None]:
-        [node] = self.stage.nodes
-        layer = node.operation
+        layer = self.stage.nodes[0].operation
         try:
             yield
         # Layers raise any exception type when they check their inputs.
@@ -165,6 +184,12 @@ class _Call:
                 "partition=keras_ext.PartitionByTime(sample_input=...), or a partition that is not timed, such as "
                 f"'parameters'. Received: {type(error).__name__}: {error}"
             ) from error
+
+
+def _run(both: Callable[..., tuple[list[Any], Any]], given: Sequence[Any], passes: Any) -> None:
+    """Runs both passes, and waits for them. The functions in their graph exist as long as `passes` does."""
+    del passes
+    np.asarray(both(*given)[1])
 
 
 def _kind(node: Node, given: Sequence[Any]) -> Any:
@@ -231,7 +256,15 @@ def _as_words(value: Any, words: Sequence[Any]) -> Any:
     return ops.cast(ops.convert_to_tensor(np.resize(words, value.shape)), value.dtype)
 
 
-def _sample(graph: Any, sample_input: Any, num_rows: int, open_size: int) -> list[Any]:
+def sample_of(graph: Any, sample_input: Any, num_rows: int, open_size: int) -> list[Any]:
+    """Returns a tensor for each input of a graph: those of a sample, or zeros.
+
+    Args:
+        graph: a Functional model.
+        sample_input: see `PartitionByTime`; None for zeros.
+        num_rows: the number of rows of zeros.
+        open_size: the size of the dims of inputs that have none, except the rows.
+    """
     if sample_input is not None:
         return [ops.convert_to_tensor(value) for value in graph._standardize_inputs(sample_input)]
     return [

@@ -1,7 +1,8 @@
 """Time and memory of training, computed before any of it runs. Pure: standard library only.
 
 `held_bytes` is the memory of any model's weights and slots under `shard=`; `step_time` and `step_bytes` are the time
-and memory of a transformer on GPUs, and `search` finds meshes. `strategies.plan` is the program.
+and memory of a transformer on GPUs, `resnet` those of a ResNet, and `search` finds meshes. `measured` is the time of
+any model whose layers were measured, and `measured_search` finds its meshes. `strategies.plan` is the program.
 """
 
 from strategies.planning.hardware import GPUS, NETWORKS, Gpu, gpu_of
@@ -21,6 +22,9 @@ from strategies.planning.held_bytes import (
     units_of,
 )
 from strategies.planning.layout import Layout
+from strategies.planning.measured import LayerShare, Linear, Link, MeasuredLayout, MeasuredStep, measured_seconds
+from strategies.planning.measured_search import MeasuredCandidate, MeasuredSearch, measured_search
+from strategies.planning.resnet import ResNet, resnet_search
 from strategies.planning.search import Candidate, Search, search
 from strategies.planning.step_bytes import StepBytes, step_bytes
 from strategies.planning.step_time import StepTime, step_time
@@ -34,9 +38,17 @@ __all__ = [
     "Experts",
     "Gpu",
     "HeldBytes",
+    "LayerShare",
     "Layout",
+    "Linear",
+    "Link",
     "Lora",
+    "MeasuredCandidate",
+    "MeasuredLayout",
+    "MeasuredSearch",
+    "MeasuredStep",
     "ModelSizes",
+    "ResNet",
     "Search",
     "Sharing",
     "StepBytes",
@@ -51,6 +63,9 @@ __all__ = [
     "held_bytes",
     "is_shardable",
     "is_small",
+    "measured_search",
+    "measured_seconds",
+    "resnet_search",
     "search",
     "step_bytes",
     "step_time",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from strategies.planning.hardware import Gpu
@@ -102,12 +102,18 @@ def search(
         key = tuple(layout.mesh.values())
         if key not in fastest or _is_better(candidate, fastest[key]):
             fastest[key] = candidate
-    best = sorted(fastest.values(), key=_seconds)
+    best = in_order(fastest.values())
+    return Search(tuple(best[:num_best]), dict(refused), usable)
+
+
+def in_order(candidates: Iterable[Candidate]) -> list[Candidate]:
+    """Returns candidates, the fastest first, but simpler ones first among those within 1 % of the fastest."""
+    best = sorted(candidates, key=_seconds)
     if best:
         # A simpler layout is worth more than a difference that the formulas do not resolve.
         limit = (1 + RESOLUTION) * _seconds(best[0])
         best.sort(key=lambda each: (_num_parts(each) if _seconds(each) <= limit else math.inf, _seconds(each)))
-    return Search(tuple(best[:num_best]), dict(refused), usable)
+    return best
 
 
 def _is_better(one: Candidate, other: Candidate) -> bool:
@@ -157,14 +163,14 @@ def _of_mesh(
     p, num_rows = mesh.num_stages, batch_size // mesh.num_replicas
     shards: tuple[Shard, ...] = _SHARDS if mesh.num_data > 1 else (None,)
     for b, (schedule, chunks) in itertools.product(_microbatches(num_rows), _schedules(model, p)):
-        for (recompute, offload), shard in itertools.product(_RECOMPUTE, shards):
+        # Computing again what a zero-bubble schedule keeps for later would take its advantage.
+        recomputes = _RECOMPUTE if schedule == "1f1b" else _RECOMPUTE[:1]
+        for (recompute, offload), shard in itertools.product(recomputes, shards):
             if chunks > 1 and (num_rows // b) % p:
                 refused["has micro-batches that do not divide among chunks"] += 1
             elif shard == "weights" and p > 1:
                 # Gathered weights of a stage stay until the step ends.
                 refused["shards weights of stages, which saves no memory"] += 1
-            elif recompute and schedule != "1f1b":
-                refused["computes again what a zero-bubble schedule keeps"] += 1
             else:
                 yield replace(
                     mesh,

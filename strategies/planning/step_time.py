@@ -43,15 +43,15 @@ class StepTime:
     """
 
     layers: float
-    recompute: float
-    logits: float
-    tensor: float
-    experts: float
-    messages: float
-    bubble: float
-    offload: float
-    gradients: float
-    update: float
+    recompute: float = 0.0
+    logits: float = 0.0
+    tensor: float = 0.0
+    experts: float = 0.0
+    messages: float = 0.0
+    bubble: float = 0.0
+    offload: float = 0.0
+    gradients: float = 0.0
+    update: float = 0.0
 
     @property
     def total(self) -> float:
@@ -92,8 +92,29 @@ def step_time(model: Transformer, layout: Layout, batch_size: int, gpu: Gpu) -> 
         bubble=idle * (num_layers * block.total + message),
         offload=passes * _offload_seconds(model, layout, gpu, block.total),
         gradients=_gradient_seconds(model, layout, gpu, num_microbatches, passes * block.backward),
-        update=_UPDATE_BYTES * _updated_parameters(model, layout) / gpu.memory_bytes_per_second,
+        update=update_seconds(_updated_parameters(model, layout), gpu),
     )
+
+
+def update_seconds(num_parameters: float, gpu: Gpu) -> float:
+    """Returns the seconds of an optimizer's update of the parameters of a device."""
+    return _UPDATE_BYTES * num_parameters / gpu.memory_bytes_per_second
+
+
+def exposed_gradient_seconds(num_parameters: float, layout: Layout, gpu: Gpu, *, last_backward_seconds: float) -> float:
+    """Returns the seconds of the all-reduce of gradients that do not overlap with the last backward pass.
+
+    Args:
+        num_parameters: trained parameters of a replica, all of which it has on one device.
+        layout: a mesh of replicas.
+        gpu: the devices.
+        last_backward_seconds: of the backward pass of the last micro-batch.
+    """
+    n = layout.num_replicas
+    half = layout.gradient_bytes * (n - 1) / n * num_parameters / _replica_rate(layout, gpu)
+    if layout.shard is None:
+        return max(0.0, 2 * half - last_backward_seconds)
+    return max(0.0, half - last_backward_seconds) + half * _UPDATED_BYTES / layout.gradient_bytes
 
 
 def _message_seconds(model: Transformer, layout: Layout, gpu: Gpu) -> float:
@@ -158,13 +179,19 @@ def _ring_seconds(model: Transformer, layout: Layout, gpu: Gpu, *, trained: bool
         gpu: the devices.
         trained: True for the parameters with gradients, False for all.
     """
-    in_host = layout.num_devices <= layout.host_size
-    # Replicas of one host share its network cards with fewer others.
-    beside = max(1, layout.host_size // (layout.num_tensor * layout.num_stages))
-    rate = gpu.host_bytes_per_second if in_host else gpu.network_bytes_per_second * beside
+    rate = _replica_rate(layout, gpu)
     if trained and model.lora is not None:
         shared, of_experts = layout.trained_parameters(model), 0.0
     else:
         shared, of_experts = layout.shared_parameters(model), layout.expert_parameters(model)
     n, d = layout.num_replicas, layout.num_data
     return ((n - 1) / n * shared + (d - 1) / d * of_experts) / rate
+
+
+def _replica_rate(layout: Layout, gpu: Gpu) -> float:
+    """Returns the bytes per second of a device in exchanges between replicas."""
+    if layout.num_devices <= layout.host_size:
+        return gpu.host_bytes_per_second
+    # Replicas of one host share its network cards with fewer others.
+    beside = max(1, layout.host_size // (layout.num_tensor * layout.num_stages))
+    return gpu.network_bytes_per_second * beside

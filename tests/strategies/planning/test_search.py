@@ -51,7 +51,7 @@ def test_what_the_program_prints(capsys: pytest.CaptureFixture[str]) -> None:
     assert plan.main([*small, "--gpus=4"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "0.4 billion parameters, A100:"
-    assert lines[1].split()[:5] == ["data", "pipe", "tensor", "micro-batch", "chunks"]
+    assert lines[1].split()[:5] == ["data", "pipe", "tensor", "micro-batch", "schedule"]
     assert lines[2].split()[:3] == ["4", "1", "1"]
     assert any(line.startswith("Do not split, it fits: data parallelism takes") for line in lines)
     assert any(line.startswith("Left out: ") and "needs more memory than a device has" in line for line in lines)
@@ -76,14 +76,19 @@ def test_scaling_shows_what_it_costs(capsys: pytest.CaptureFixture[str]) -> None
     assert all(90 < each <= 101 for each in efficiency)
 
 
-def test_the_page_shows_what_the_program_prints(capsys: pytest.CaptureFixture[str]) -> None:
-    page = (Path(plan.__file__).parents[1] / "docs" / "does_it_fit.md").read_text()
-    [block] = re.findall(r"```text\n(\$ python -m strategies.plan .*?)```", page, flags=re.DOTALL)
-    commands = re.split(r"^\$ python -m strategies.plan (.*)\n", block, flags=re.MULTILINE)[1:]
-    assert len(commands) == 4
-    for flags, printed in zip(commands[::2], commands[1::2], strict=True):
+def test_the_page_shows_what_the_program_prints(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    docs = Path(plan.__file__).parents[1] / "docs"
+    page = (docs / "does_it_fit.md").read_text()
+    commands = re.findall(r"```text\n\$ python -m strategies.plan (.*?)\n(.*?)```", page, flags=re.DOTALL)
+    assert len(commands) == 5
+    for flags, printed in commands:
         assert plan.main(flags.split()) == 0
         assert capsys.readouterr().out.strip() == printed.strip()
+    monkeypatch.chdir(tmp_path)
+    assert plan.main([*commands[1][0].split(), "--svg=plan.svg"]) == 0
+    assert Path("plan.svg").read_text() == (docs / "pictures" / "plan.svg").read_text()
 
 
 @pytest.mark.parametrize(
@@ -92,7 +97,10 @@ def test_the_page_shows_what_the_program_prints(capsys: pytest.CaptureFixture[st
         (["--heads=7", "--gpus=4"], "multiple of the number of heads"),
         (["--heads=16", "--gpus=0"], "at least 1"),
         (["--heads=16", "--gpus=4", "--gpu=T4"], "invalid choice"),
-        (["--gpus=4"], "--heads"),
+        (["--gpus=4"], "Missing: --heads"),
+        (["--gpus=4", "--resnet=50"], "leave one of the two out"),
+        (["--heads=16", "--gpus=4", "--svg=step.png"], "ends in .svg. Received: 'step.png'"),
+        (["--heads=16", "--gpus=4", "--experts=2", "--top-k=3"], "1 to all experts"),
     ],
 )
 def test_wrong_flags_are_refused(flags: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,201 @@
+"""A plan of a model's training: the mesh on which a step is fastest, from the measured times of its layers."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import keras
+
+from keras_ext.memory_plan import memory_plan
+from keras_ext.rematerialization import rematerialize
+from keras_ext.training_plan.probes import measure_step
+from strategies.planning import Link, MeasuredCandidate, MeasuredLayout, MeasuredSearch, measured_search
+from strategies.text_table import text_table
+
+_HEADING = (
+    "data",
+    "pipe",
+    "tensor",
+    "micro-batches",
+    "schedule",
+    "shard",
+    "recompute",
+    "ms",
+    "rows/s",
+    "MB",
+    "waiting",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainingPlan:
+    """The fastest meshes of a model's training, with predicted time and memory. Prints as a table.
+
+    Attributes:
+        search: the layouts that fit, fastest first, and the numbers of those that were left out, by reason.
+        batch_size: rows of the global batch.
+        num_devices: the number of devices.
+        device_bytes: the memory of a device; infinite if it is not limited.
+
+    Example:
+
+        def make_model():
+            model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(256, "relu"), keras.layers.Dense(8)])
+            model.compile("adam", "mse")
+            return model
+
+        plan = keras_ext.training_plan(make_model, batch_size=32, num_devices=2)
+        print(plan)
+        print(plan.mesh, plan.shard, plan.pipeline)
+    """
+
+    search: MeasuredSearch
+    batch_size: int
+    num_devices: int
+    device_bytes: float
+
+    @property
+    def best(self) -> MeasuredCandidate:
+        """The fastest layout that fits, or one within 1 % of it that is simpler."""
+        return self.search.best[0]
+
+    @property
+    def mesh(self) -> dict[str, int]:
+        """The mesh of the fastest layout, for a strategy's argument `mesh`."""
+        return self.best.layout.mesh
+
+    @property
+    def shard(self) -> str | None:
+        """The argument `shard` of a strategy."""
+        return self.best.layout.shard
+
+    @property
+    def pipeline(self) -> dict[str, Any] | None:
+        """The arguments of `PipelineModel` besides the model; None without a pipeline."""
+        layout = self.best.layout
+        if layout.num_stages == 1:
+            return None
+        remat = {"remat": "all"} if layout.recompute else {}
+        return {"num_microbatches": layout.num_microbatches, "schedule": layout.schedule, **remat}
+
+    @property
+    def rematerialize(self) -> bool:
+        """True if :func:`rematerialize` makes the model fit; in a pipeline, `pipeline` says so."""
+        return self.best.layout.recompute and self.best.layout.num_stages == 1
+
+    @property
+    def splits(self) -> bool:
+        """True if the fastest layout divides the model or its state."""
+        return self.best.num_ways > 0
+
+    def __str__(self) -> str:
+        rows = [_row(each, self.batch_size) for each in self.search.best]
+        lines = text_table([_HEADING, *rows], left=(4, 5, 6))
+        lines.append(self._conclusion())
+        lines += [f"Left out: {number} layouts, each of which {why}." for why, number in self.search.refused.items()]
+        return "\n".join(lines)
+
+    def _conclusion(self) -> str:
+        used = self.best.num_bytes
+        near = ""
+        if used is not None and math.isfinite(self.device_bytes):
+            near = f"; it takes {used / self.device_bytes:.0%} of a device's {self.device_bytes / 1e9:.1f} GB"
+        if not self.splits:
+            return f"Do not split, it fits: data parallelism is the fastest{near}."
+        return f"The first is the fastest, or within 1 % of it and simpler{near}."
+
+
+def _row(candidate: MeasuredCandidate, batch_size: int) -> tuple[str, ...]:
+    layout, seconds = candidate.layout, candidate.seconds
+    return (
+        *(str(size) for size in layout.mesh.values()),
+        str(layout.num_microbatches) if layout.num_stages > 1 else "-",
+        layout.schedule if layout.num_stages > 1 else "-",
+        layout.shard or "-",
+        "yes" if layout.recompute else "-",
+        f"{1e3 * seconds:.1f}",
+        f"{batch_size / seconds:,.0f}",
+        "-" if candidate.num_bytes is None else f"{candidate.num_bytes / 1e6:,.1f}",
+        f"{candidate.parts['bubble'] / seconds:.0%}",
+    )
+
+
+def training_plan(
+    make_model: Callable[[], Any],
+    *,
+    batch_size: int,
+    num_devices: int,
+    batch: tuple[Any, Any] | None = None,
+    device_bytes: float = math.inf,
+    links: Mapping[str, Link] | None = None,
+    num_best: int = 10,
+) -> TrainingPlan:
+    """Finds the mesh on which a model trains fastest, and whether it fits.
+
+    The passes of the model's layers, its loss and its update are measured on one device of this machine, with the rows
+    that devices of a mesh get. From these times follows the step of every mesh, schedule, `shard` and number of
+    micro-batches; :func:`memory_plan` counts the memory. Devices that share cores, as logical devices of a CPU, are
+    measured together.
+
+    Args:
+        make_model: takes nothing and returns a compiled Sequential or Functional model; called outside of any
+            strategy's scope. It is called several times. The model must fit into the memory of one device.
+        batch_size: rows of the global batch.
+        num_devices: the number of devices.
+        batch: inputs and targets of a global batch. If left out, zeros are used: inputs of unknown size get 16.
+        device_bytes: the memory of a device; a plan uses at most nine tenths of it.
+        links: the exchange between devices by mesh axis, where a process has one device: `Link.from_rates` makes them
+            of what ``python -m strategies.doctor`` measures. An axis that is missing is inside a process.
+        num_best: the number of layouts to return.
+
+    Raises:
+        ValueError: the model has no graph or is not compiled, a layer or the loss refuses the batch, a number is out of
+            range, or no layout fits.
+
+    Example: see :class:`TrainingPlan`.
+    """
+    for name, value in {"batch_size": batch_size, "num_devices": num_devices, "num_best": num_best}.items():
+        if not isinstance(value, int) or value < 1:
+            raise ValueError(f"{name} is a number of at least 1. Received: {name}={value!r}.")
+    model = make_model()
+    if not isinstance(model, keras.Model) or not model.compiled:
+        raise ValueError(f"make_model returns a keras.Model that is compiled. Received: {model!r}.")
+    step = measure_step(model, batch_size, num_devices, batch)
+    step = dataclasses.replace(step, links=dict(links or {}))
+    planned = _PlannedBytes(make_model, batch_size)
+    found = measured_search(
+        step, batch_size, num_devices, planned.bytes_of, device_bytes=device_bytes, num_best=num_best
+    )
+    if not found.best:
+        raise ValueError(
+            f"No layout of {num_devices} devices fits into {device_bytes / 1e9:.1f} GB each. Use more devices, or "
+            f"fewer rows. Received: batch_size={batch_size}."
+        )
+    return TrainingPlan(found, batch_size, num_devices, device_bytes)
+
+
+class _PlannedBytes:
+    """The bytes of layouts, each counted once."""
+
+    def __init__(self, make_model: Callable[[], Any], batch_size: int) -> None:
+        self._make_model = make_model
+        self._batch_size = batch_size
+        self._known: dict[MeasuredLayout, int] = {}
+
+    def bytes_of(self, layout: MeasuredLayout) -> int:
+        """Returns the bytes of the device with the most."""
+        # 1F1B and ZB-H1 hold equally many micro-batches on the device with the most.
+        key = dataclasses.replace(layout, schedule="1f1b")
+        if key not in self._known:
+            remade = layout.recompute and layout.num_stages == 1
+            self._known[key] = memory_plan(
+                (lambda: rematerialize(self._make_model())) if remade else self._make_model,
+                batch_size=self._batch_size,
+                mesh=layout.mesh,
+                shard=layout.shard,  # type: ignore[arg-type]
+                num_microbatches=layout.num_microbatches if layout.num_stages > 1 else None,
+            ).together
+        return self._known[key]

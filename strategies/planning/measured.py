@@ -1,0 +1,261 @@
+"""The time of a step of any model, from the measured times of its layers. Pure.
+
+A step on one device is split into what each part of it costs: the passes of the layers, the loss and the metrics, the
+update, and what does not depend on the rows. From these, and the speed of the links, follows the step on a mesh.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from strategies.planning.shared_devices import schedule_seconds
+from strategies.schedules import SCHEDULES, Action, Cost, Kind
+from strategies.schedules.partition import balanced
+
+# A backward pass computes twice as much as a forward pass; each half of a split one as much.
+_PARTS_OF_PASSES = {
+    Kind.FORWARD: 1 / 3,
+    Kind.BACKWARD: 2 / 3,
+    Kind.BACKWARD_INPUT: 1 / 3,
+    Kind.BACKWARD_WEIGHT: 1 / 3,
+}
+
+
+@dataclass(frozen=True)
+class Linear:
+    """A number of seconds that grows with the rows: ``fixed + rows * of_row``.
+
+    Attributes:
+        fixed: seconds without rows.
+        of_row: seconds of each row.
+    """
+
+    fixed: float
+    of_row: float
+
+    def at(self, num_rows: float) -> float:
+        """Returns the seconds of a number of rows."""
+        return self.fixed + num_rows * self.of_row
+
+    @classmethod
+    def through(cls, points: Sequence[tuple[float, float]]) -> Linear:
+        """Returns the line with the smallest squared relative errors at some (rows, seconds), with no negative part."""
+        weights = [1 / seconds**2 for _, seconds in points]
+        total = sum(weights)
+        rows = sum(w * x for w, (x, _) in zip(weights, points, strict=True)) / total
+        mean = sum(w * y for w, (_, y) in zip(weights, points, strict=True)) / total
+        spread = sum(w * (x - rows) ** 2 for w, (x, _) in zip(weights, points, strict=True))
+        shared = sum(w * (x - rows) * (y - mean) for w, (x, y) in zip(weights, points, strict=True))
+        slope = max(0.0, shared / spread) if spread else mean / rows
+        if slope * rows > mean:
+            slope = mean / rows
+        return cls(mean - slope * rows, slope)
+
+
+@dataclass(frozen=True)
+class LayerShare:
+    """The part of a model that one call of a layer is.
+
+    Attributes:
+        name: of the layer.
+        share: its part of the seconds of all passes, from 0 to 1.
+        num_bytes: of its trained weights; 0 if an earlier call has counted them.
+        split_share: the part of it that the axis "tensor" divides, from 0 to 1.
+        reduced_bytes: for each row, the bytes that the shards of the layer exchange, in both passes.
+        output_bytes: for each row, the bytes of its output.
+    """
+
+    name: str
+    share: float
+    num_bytes: float
+    split_share: float = 0.0
+    reduced_bytes: float = 0.0
+    output_bytes: float = 0.0
+
+
+@dataclass(frozen=True)
+class Link:
+    """The exchange between devices along an axis.
+
+    Attributes:
+        seconds: of a message without bytes.
+        bytes_per_second: of one device's tensor in an all-reduce, or of a message.
+    """
+
+    seconds: float
+    bytes_per_second: float
+
+    def of(self, num_bytes: float, num_messages: int = 1) -> float:
+        """Returns the seconds of messages with a number of bytes in all."""
+        return num_messages * self.seconds + num_bytes / self.bytes_per_second
+
+
+@dataclass(frozen=True)
+class MeasuredStep:
+    """A step on one device, and the machine.
+
+    Attributes:
+        layers: the layers in the order of their calls.
+        passes: of all layers, for rows of a micro-batch.
+        rest: of a step besides passes and update: loss, metrics, Python; for rows of a replica.
+        update: seconds of the optimizer's update of all weights.
+        add_bytes_per_second: at which gradients are added.
+        slowdowns: how many times slower a device computes while 1, 2, ... devices compute.
+        links: by axis; devices of one process exchange at the rate of an addition if an axis is missing.
+        seconds_of_pass: seconds that a pass of a stage costs besides its layers.
+    """
+
+    layers: Sequence[LayerShare]
+    passes: Linear
+    rest: Linear
+    update: float
+    add_bytes_per_second: float
+    slowdowns: Sequence[float] = (1.0,)
+    links: dict[str, Link] | None = None
+    seconds_of_pass: float = 0.0
+
+    @property
+    def num_bytes(self) -> float:
+        """The bytes of all trained weights."""
+        return sum(layer.num_bytes for layer in self.layers)
+
+    def slowdown(self, num_devices: int) -> float:
+        """Returns how many times slower a device is while a number of devices compute."""
+        known = len(self.slowdowns)
+        if num_devices <= known:
+            return self.slowdowns[num_devices - 1]
+        # Beyond what was measured, all devices together are as fast as those that were.
+        return self.slowdowns[-1] * num_devices / known
+
+    def link(self, axis: str) -> Link:
+        """Returns the link of an axis."""
+        return (self.links or {}).get(axis) or Link(0.0, self.add_bytes_per_second)
+
+
+@dataclass(frozen=True)
+class MeasuredLayout:
+    """A mesh for a measured model.
+
+    Attributes:
+        num_data: replicas.
+        num_stages: stages of a pipeline, one on each device of the axis "pipe".
+        num_tensor: shards of each layer.
+        num_microbatches: of a replica, in a pipeline.
+        schedule: of the pipeline, by the name that `PipelineModel` accepts.
+        shard: the state that replicas shard: "optimizer", "weights" or None.
+        recompute: True if the backward passes compute the forward passes again.
+    """
+
+    num_data: int = 1
+    num_stages: int = 1
+    num_tensor: int = 1
+    num_microbatches: int = 1
+    schedule: str = "1f1b"
+    shard: str | None = None
+    recompute: bool = False
+
+    @property
+    def mesh(self) -> dict[str, int]:
+        """The mesh as the strategies take it."""
+        return {"data": self.num_data, "pipe": self.num_stages, "tensor": self.num_tensor}
+
+    @property
+    def num_devices(self) -> int:
+        """The number of devices."""
+        return self.num_data * self.num_stages * self.num_tensor
+
+
+def measured_seconds(step: MeasuredStep, layout: MeasuredLayout, batch_size: int) -> dict[str, float]:
+    """Returns the seconds of a step on a mesh, by part.
+
+    Args:
+        step: the measured model.
+        layout: the mesh.
+        batch_size: rows of the global batch.
+    """
+    rows = -(-batch_size // layout.num_data)
+    busy = step.slowdown(layout.num_devices)
+    if layout.num_stages == 1:
+        parts = {"layers": busy * _layer_seconds(step, layout, rows), "bubble": 0.0}
+        held = _bytes_of(step, step.layers, layout.num_tensor)
+        parts["tensor"] = _tensor_seconds(step, step.layers, layout, rows)
+    else:
+        parts, held = _pipeline_seconds(step, layout, rows)
+    parts["rest"] = step.rest.fixed + busy * step.rest.of_row * rows
+    parts["gradients"] = _gradient_seconds(step, layout, held)
+    divided = layout.num_data if layout.shard else 1
+    parts["update"] = busy * step.update * held / step.num_bytes / divided if step.num_bytes else 0.0
+    return parts
+
+
+def _layer_seconds(step: MeasuredStep, layout: MeasuredLayout, rows: float) -> float:
+    """Returns the seconds of all passes of a replica whose layers are split, on a device that computes alone."""
+    again = 4 / 3 if layout.recompute else 1.0
+    split = sum(layer.share * layer.split_share for layer in step.layers)
+    # A shard's operations have the same fixed cost.
+    of_row = step.passes.of_row * (1 - split + split / layout.num_tensor)
+    return again * (step.passes.fixed + rows * of_row)
+
+
+def _tensor_seconds(step: MeasuredStep, layers: Sequence[LayerShare], layout: MeasuredLayout, rows: float) -> float:
+    """Returns the seconds of the exchanges between shards of layers."""
+    if layout.num_tensor == 1:
+        return 0.0
+    exchanging = [layer for layer in layers if layer.reduced_bytes]
+    return sum(step.link("tensor").of(layer.reduced_bytes * rows, 2) for layer in exchanging)
+
+
+def _bytes_of(step: MeasuredStep, layers: Sequence[LayerShare], num_tensor: int) -> float:
+    """Returns the bytes of the trained weights of some layers on a device."""
+    return sum(layer.num_bytes * (1 - layer.split_share + layer.split_share / num_tensor) for layer in layers)
+
+
+def _gradient_seconds(step: MeasuredStep, layout: MeasuredLayout, held: float) -> float:
+    """Returns the seconds of the exchanges between replicas.
+
+    The rate of a link is that of a whole all-reduce, so each half of it, a reduce-scatter or an all-gather, takes half.
+    """
+    if layout.num_data == 1:
+        return 0.0
+    # Reduce-scatter and all-gather; sharded weights are gathered for both passes.
+    halves = 3 if layout.shard == "weights" else 2
+    return step.link("data").of(held, 1) * halves / 2
+
+
+def _pipeline_seconds(step: MeasuredStep, layout: MeasuredLayout, rows: float) -> tuple[dict[str, float], float]:
+    """Returns the parts of a pipeline's step, and the bytes of the weights on the device with the most."""
+    p, m = layout.num_stages, layout.num_microbatches
+    table = SCHEDULES[layout.schedule](p, m)
+    links = [Cost(layer.name) for layer in step.layers]
+    starts = balanced(links, [layer.share for layer in step.layers], table.num_stages).starts
+    bounds = [*starts, len(step.layers)]
+    stages = [step.layers[bounds[k] : bounds[k + 1]] for k in range(table.num_stages)]
+    num_rows = rows / m
+    one = MeasuredLayout(num_tensor=layout.num_tensor, recompute=layout.recompute)
+    whole = _layer_seconds(step, one, num_rows)
+    peers = layout.num_data * layout.num_tensor
+    held = [_bytes_of(step, stage, layout.num_tensor) for stage in stages]
+    shares = [sum(layer.share for layer in stage) for stage in stages]
+    exchanges = [_tensor_seconds(step, stage, layout, num_rows) for stage in stages]
+
+    def seconds(action: Action) -> float:
+        part = _PARTS_OF_PASSES[action.kind]
+        found = step.seconds_of_pass + part * (whole * shares[action.stage] + exchanges[action.stage])
+        if action.kind in (Kind.BACKWARD, Kind.BACKWARD_WEIGHT):
+            # The gradients of a micro-batch are added to those before it.
+            found += held[action.stage] / step.add_bytes_per_second
+        return found
+
+    message = step.link("pipe").of(max(stage[-1].output_bytes for stage in stages) * num_rows)
+    length = schedule_seconds(
+        table,
+        seconds,
+        slowdown=lambda running: step.slowdown(running * peers),
+        message_seconds=message,
+    )
+    busy = step.slowdown(peers) * m * whole / p
+    of_devices = [0.0] * p
+    for k, num_bytes in enumerate(held):
+        of_devices[table.device_of(k)] += num_bytes
+    return {"layers": busy, "bubble": max(0.0, length - busy), "tensor": 0.0}, max(of_devices)

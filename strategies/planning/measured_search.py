@@ -1,0 +1,130 @@
+"""Searches meshes, schedules, shards and recomputation for the fastest step of a measured model that fits. Pure."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from strategies.planning.measured import MeasuredLayout, MeasuredStep, measured_seconds
+from strategies.planning.search import RESOLUTION, USABLE
+
+# Micro-batches for each stage: more of them wait less, and compute fewer rows at a time.
+_ROUNDS = (1, 2, 4)
+_SCHEDULES = ("1f1b", "zb_h1")
+
+#: Returns the bytes of the device with the most; None if they are not known.
+LayoutBytes = Callable[[MeasuredLayout], int | None]
+
+
+@dataclass(frozen=True)
+class MeasuredCandidate:
+    """A layout with the time and memory of a step.
+
+    Attributes:
+        layout: the layout.
+        parts: seconds of a step by part.
+        num_bytes: on the device with the most; None if they are not known.
+    """
+
+    layout: MeasuredLayout
+    parts: Mapping[str, float]
+    num_bytes: int | None
+
+    @property
+    def seconds(self) -> float:
+        """The seconds of a step."""
+        return sum(self.parts.values())
+
+    @property
+    def num_ways(self) -> int:
+        """The number of ways in which the layout is not plain data parallelism."""
+        layout = self.layout
+        sizes = (layout.num_stages > 1, layout.num_tensor > 1, layout.schedule != "1f1b")
+        return sum((*sizes, layout.shard is not None, layout.recompute))
+
+
+@dataclass(frozen=True)
+class MeasuredSearch:
+    """The result of a search.
+
+    Attributes:
+        best: the fastest layouts that fit, at most one of each mesh; simpler ones first among those within 1 %.
+        refused: the numbers of layouts that were left out, by reason.
+    """
+
+    best: Sequence[MeasuredCandidate]
+    refused: Mapping[str, int]
+
+
+def measured_search(
+    step: MeasuredStep,
+    batch_size: int,
+    num_devices: int,
+    bytes_of: LayoutBytes,
+    *,
+    device_bytes: float = math.inf,
+    num_best: int = 10,
+) -> MeasuredSearch:
+    """Returns the fastest layouts that fit.
+
+    Args:
+        step: the measured model.
+        batch_size: rows of the global batch.
+        num_devices: all devices are used.
+        bytes_of: see `LayoutBytes`; called for fast layouts only.
+        device_bytes: the memory of a device; nine tenths of it may be used.
+        num_best: the number of layouts to return.
+    """
+    refused: Counter[str] = Counter()
+    by_mesh: dict[tuple[int, ...], list[MeasuredCandidate]] = {}
+    for layout in _layouts(step, batch_size, num_devices, refused):
+        parts = measured_seconds(step, layout, batch_size)
+        by_mesh.setdefault(tuple(layout.mesh.values()), []).append(MeasuredCandidate(layout, parts, None))
+    found = []
+    for candidates in by_mesh.values():
+        for candidate in _in_order(candidates):
+            num_bytes = bytes_of(candidate.layout)
+            if num_bytes is not None and num_bytes > USABLE * device_bytes:
+                refused["needs more memory than a device has"] += 1
+                continue
+            found.append(MeasuredCandidate(candidate.layout, candidate.parts, num_bytes))
+            break
+    return MeasuredSearch(tuple(_in_order(found)[:num_best]), dict(refused))
+
+
+def _in_order(candidates: Sequence[MeasuredCandidate]) -> list[MeasuredCandidate]:
+    """Returns candidates, the fastest first; simpler ones first among those that are about as fast."""
+    fastest = min((candidate.seconds for candidate in candidates), default=0.0)
+    limit = (1 + RESOLUTION) * fastest
+    return sorted(candidates, key=lambda each: (each.num_ways if each.seconds <= limit else math.inf, each.seconds))
+
+
+def _layouts(step: MeasuredStep, batch_size: int, num_devices: int, refused: Counter[str]) -> Iterator[MeasuredLayout]:
+    sizes = [size for size in range(1, num_devices + 1) if num_devices % size == 0]
+    for p, t in itertools.product(sizes, repeat=2):
+        if num_devices % (p * t):
+            continue
+        d = num_devices // (p * t)
+        if t > 1 and not any(layer.split_share for layer in step.layers):
+            refused["splits layers, of which none can be split"] += 1
+        elif p > len(step.layers):
+            refused["has more stages than layers"] += 1
+        elif batch_size % d:
+            refused["has rows that do not divide among replicas"] += 1
+        else:
+            rows = batch_size // d
+            shards = (None, "optimizer", "weights")[: 1 if d == 1 else 3 if p == 1 else 2]
+            for (schedule, m), shard in itertools.product(_pipelines(p, rows), shards):
+                for recompute in (False, True):
+                    yield MeasuredLayout(d, p, t, m, schedule, shard, recompute)
+
+
+def _pipelines(num_stages: int, rows: int) -> list[tuple[str, int]]:
+    """Returns schedules with numbers of micro-batches."""
+    if num_stages == 1:
+        return [("1f1b", 1)]
+    numbers = [num_stages * each for each in _ROUNDS if num_stages * each <= rows]
+    return list(itertools.product(_SCHEDULES, numbers))
