@@ -9,6 +9,7 @@ from keras_ext.pipeline.graph_partition import PartitionByTime
 from keras_ext.pipeline.model import PipelineModel
 from keras_ext.pipeline.stage_layer import PipelineStage
 from keras_ext.pipeline.timeline import Timeline
+from keras_ext.planning import TrainingPlan, training_plan
 from keras_ext.presets import from_preset
 from keras_ext.rematerialization import rematerialize
 from keras_ext.sharded_embedding import ShardedEmbedding
@@ -27,7 +28,6 @@ from keras_ext.tensor.plan import Plan
 from keras_ext.tensor.positionwise import ShardwiseAdd, ShardwiseLayerNormalization, ShardwiseRMSNormalization
 from keras_ext.tensor.transformer import ParallelTransformerBlock
 from keras_ext.throughput import Throughput
-from keras_ext.training_plan import TrainingPlan, training_plan
 from keras_ext.weights_comparison import WeightsComparison
 from strategies.schedules import Partition, Schedule
 

@@ -6,9 +6,11 @@ update, and what does not depend on the rows. From these, and the speed of the l
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
+from strategies.planning.hardware import Gpu
 from strategies.planning.shared_devices import schedule_seconds
 from strategies.schedules import SCHEDULES, Action, Cost, Kind
 from strategies.schedules.partition import balanced
@@ -20,6 +22,9 @@ _PARTS_OF_PASSES = {
     Kind.BACKWARD_INPUT: 1 / 3,
     Kind.BACKWARD_WEIGHT: 1 / 3,
 }
+
+# Seconds of a collective or a message between GPUs without bytes.
+_GPU_LINK_SECONDS = 2e-5
 
 
 @dataclass(frozen=True)
@@ -90,6 +95,21 @@ class Link:
         """Returns the seconds of messages with a number of bytes in all."""
         return num_messages * self.seconds + num_bytes / self.bytes_per_second
 
+    @classmethod
+    def from_rates(cls, rates: Mapping[str, Any]) -> Link:
+        """Makes a link of what ``python -m strategies.doctor --json`` measured along an axis.
+
+        Args:
+            rates: "latency in microseconds", and "GB/s" by size, of which that of the largest tensor counts.
+
+        Example:
+
+            link = Link.from_rates({"latency in microseconds": 120, "GB/s": {"1 MB": 0.8, "10 MB": 1.1}})
+            assert round(link.of(1.1e9), 3) == 1.0
+        """
+        by_size = sorted(rates["GB/s"].items(), key=lambda item: float(item[0].split()[0]))
+        return cls(1e-6 * rates["latency in microseconds"], 1e9 * by_size[-1][1])
+
 
 @dataclass(frozen=True)
 class MeasuredStep:
@@ -101,7 +121,8 @@ class MeasuredStep:
         rest: of a step besides passes and update: loss, metrics, Python; for rows of a replica.
         update: seconds of the optimizer's update of all weights.
         add_bytes_per_second: at which gradients are added.
-        slowdowns: how many times slower a device computes while 1, 2, ... devices compute.
+        slowdowns: how many times slower a device computes while 1, 2, ... devices compute; empty if they do not share
+            processors.
         links: by axis; devices of one process exchange at the rate of an addition if an axis is missing.
         seconds_of_pass: seconds that a pass of a stage costs besides its layers.
     """
@@ -111,8 +132,8 @@ class MeasuredStep:
     rest: Linear
     update: float
     add_bytes_per_second: float
-    slowdowns: Sequence[float] = (1.0,)
-    links: dict[str, Link] | None = None
+    slowdowns: Sequence[float] = ()
+    links: Mapping[str, Link] | None = None
     seconds_of_pass: float = 0.0
 
     @property
@@ -122,11 +143,36 @@ class MeasuredStep:
 
     def slowdown(self, num_devices: int) -> float:
         """Returns how many times slower a device is while a number of devices compute."""
-        known = len(self.slowdowns)
-        if num_devices <= known:
-            return self.slowdowns[num_devices - 1]
-        # Beyond what was measured, all devices together are as fast as those that were.
-        return self.slowdowns[-1] * num_devices / known
+        known = (1.0, *self.slowdowns[1:])
+        if num_devices <= len(known):
+            return known[num_devices - 1]
+        # Beyond what was measured, each device adds what the last one did.
+        added = known[-1] - known[-2] if len(known) > 1 else 0.0
+        return known[-1] + max(0.0, added) * (num_devices - len(known))
+
+    def on(self, gpu: Gpu, flops_per_second: float, *, num_devices: int, host_size: int) -> MeasuredStep:
+        """Returns the step as it would be on GPUs: what depends on rows is faster in proportion to matrix products.
+
+        Args:
+            gpu: the devices.
+            flops_per_second: the rate of matrix products on the device of the measurements.
+            num_devices: the number of GPUs.
+            host_size: GPUs of a host.
+        """
+        faster = gpu.flops_per_second / flops_per_second
+        memory = gpu.memory_bytes_per_second / self.add_bytes_per_second
+        host = Link(_GPU_LINK_SECONDS, gpu.host_bytes_per_second)
+        network = Link(_GPU_LINK_SECONDS, gpu.network_bytes_per_second)
+        between = host if num_devices <= host_size else network
+        return replace(
+            self,
+            passes=Linear(self.passes.fixed, self.passes.of_row / faster),
+            rest=Linear(self.rest.fixed, self.rest.of_row / faster),
+            update=self.update / memory,
+            add_bytes_per_second=gpu.memory_bytes_per_second,
+            slowdowns=(),
+            links={"data": between, "pipe": between, "tensor": host},
+        )
 
     def link(self, axis: str) -> Link:
         """Returns the link of an axis."""

@@ -28,13 +28,13 @@ ROUNDS = 7
 MOST_AT_ONCE = 8
 # Bytes of a tensor whose addition is timed: more than caches hold.
 _ADDED_BYTES = 32 * 2**20
+# Rows and columns of the matrices whose product is timed.
+_MATRIX_SIZE = 1024
 # Of a replica's rows, the fractions with which passes are timed.
 _FRACTIONS = (1, 2, 4)
 
 
-def measure_step(
-    model: Any, batch_size: int, num_devices: int, batch: Sequence[Any] | None, *, rounds: int = ROUNDS
-) -> MeasuredStep:
+def measure_step(model: Any, batch_size: int, num_devices: int, batch: Sequence[Any] | None) -> MeasuredStep:
     """Measures a model's step on one device.
 
     Args:
@@ -42,7 +42,6 @@ def measure_step(
         batch_size: rows of the global batch.
         num_devices: the number of devices that will compute at once.
         batch: see `training_plan`.
-        rounds: see `ROUNDS`.
 
     Raises:
         ValueError: the model has no graph, a layer refuses the sample, or the loss refuses zeros as targets.
@@ -65,7 +64,7 @@ def measure_step(
         rows = min(sizes, key=lambda size: abs(size - batch_size / number))
         functions["at once", number] = _at_once(functions["passes", rows], number)
         functions["alone", number] = functions["passes", rows]
-    seconds = _medians(functions, rounds)
+    seconds = _medians(functions, ROUNDS)
     update = seconds["update"]
     rest = [(rows, max(1e-9, seconds["step", rows] - seconds["passes", rows] - update)) for rows in sizes]
     return MeasuredStep(
@@ -154,6 +153,14 @@ def _addition() -> Callable[[], None]:
 
     traced = layer_api.traced(add)
     return lambda: _ignore(np.asarray(traced(one)))
+
+
+def flops_per_second() -> float:
+    """Measures the rate of matrix products of this device, in floating-point operations per second."""
+    matrix = ops.ones((_MATRIX_SIZE, _MATRIX_SIZE), "float32")
+    traced = layer_api.traced(lambda value: ops.matmul(value, value)[:1, :1])
+    seconds = _medians({"product": lambda: _ignore(np.asarray(traced(matrix)))}, ROUNDS)["product"]
+    return float(2 * _MATRIX_SIZE**3 / seconds)
 
 
 def _at_once(function: Callable[[], None], number: int) -> Callable[[], None]:

@@ -3,6 +3,6 @@
 `probes` measures, `strategies.planning` computes the steps of all meshes, and `plan` is the public function.
 """
 
-from keras_ext.training_plan.plan import TrainingPlan, training_plan
+from keras_ext.planning.plan import TrainingPlan, training_plan
 
 __all__ = ["TrainingPlan", "training_plan"]

@@ -10,8 +10,8 @@ from typing import Any
 import keras
 
 from keras_ext.memory_plan import memory_plan
+from keras_ext.planning.probes import measure_step
 from keras_ext.rematerialization import rematerialize
-from keras_ext.training_plan.probes import measure_step
 from strategies.planning import Link, MeasuredCandidate, MeasuredLayout, MeasuredSearch, measured_search
 from strategies.text_table import text_table
 

@@ -1,0 +1,84 @@
+"""Plans of Keras models: they measure, print, and name meshes on which the model trains."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from keras import layers
+
+import keras_ext
+import strategies
+from strategies.planning import Link
+
+
+def make_model() -> Any:
+    x = ids = keras.Input((8,), dtype="int32")
+    x = layers.Embedding(32, 16)(x)
+    x = layers.Add()([x, layers.MultiHeadAttention(2, 8)(x, x)])
+    x = layers.Dense(16)(layers.Dense(32, "relu")(x))
+    model = keras.Model(ids, layers.Dense(32)(x))
+    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
+
+
+def test_a_plan_names_a_mesh_on_which_the_model_trains() -> None:
+    plan = keras_ext.training_plan(make_model, batch_size=8, num_devices=2)
+    assert {tuple(each.layout.mesh.values()) for each in plan.search.best} == {(2, 1, 1), (1, 2, 1), (1, 1, 2)}
+    text = str(plan)
+    assert text.splitlines()[0].split()[:3] == ["data", "pipe", "tensor"]
+    assert ("Do not split, it fits" in text) == (not plan.splits)
+    memory = keras_ext.memory_plan(
+        make_model,
+        batch_size=8,
+        mesh=plan.mesh,
+        shard=plan.shard,  # type: ignore[arg-type]
+        num_microbatches=None if plan.pipeline is None else plan.pipeline["num_microbatches"],
+    )
+    if not plan.rematerialize:
+        assert plan.best.num_bytes == memory.together
+    strategy = strategies.MirroredStrategy(["CPU:0", "CPU:1"], mesh=plan.mesh, shard=plan.shard)
+    with strategy.scope():
+        model = make_model()
+        if plan.mesh["tensor"] > 1:
+            model = keras_ext.parallelize(model)
+        if plan.pipeline is not None:
+            model = keras_ext.PipelineModel(model, partition="uniform", **plan.pipeline)
+    model.fit(np.zeros((8, 8), "int32"), np.zeros((8, 8), "int32"), batch_size=8, verbose=0)
+
+
+def test_a_batch_and_limits_of_memory_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("keras_ext.planning.probes.ROUNDS", 1)
+    batch = np.ones((8, 8), "int32"), np.ones((8, 8), "int32")
+    whole = keras_ext.memory_plan(make_model, batch_size=8, num_devices=2).together
+    plan = keras_ext.training_plan(
+        make_model, batch_size=8, num_devices=2, batch=batch, device_bytes=whole, links={"data": Link(1.0, 1e9)}
+    )
+    # Nine tenths of the memory of replicas: the model or its state is divided.
+    assert plan.splits
+    assert "of a device's" in str(plan)
+    # Replicas that exchange for a second are slow.
+    assert all(each.seconds > 1 for each in plan.search.best if each.layout.num_data > 1)
+
+
+def test_what_cannot_be_planned_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("keras_ext.planning.probes.ROUNDS", 1)
+    with pytest.raises(ValueError, match=r"batch_size is a number of at least 1. Received: batch_size=0"):
+        keras_ext.training_plan(make_model, batch_size=0, num_devices=2)
+    with pytest.raises(ValueError, match=r"returns a keras.Model that is compiled"):
+        keras_ext.training_plan(lambda: keras.Sequential([layers.Dense(1)]), batch_size=8, num_devices=2)
+    with pytest.raises(ValueError, match=r"No layout of 1 devices fits into 0.0 GB each"):
+        keras_ext.training_plan(make_model, batch_size=8, num_devices=1, device_bytes=1.0)
+
+    def demanding() -> Any:
+        def loss(y_true: Any, y_pred: Any) -> Any:
+            return keras.losses.mean_squared_error(keras.ops.reshape(y_true, (-1, 3)), y_pred)
+
+        model = keras.Sequential([keras.Input((4,)), layers.Dense(8)])
+        model.compile("adam", loss)
+        return model
+
+    with pytest.raises(ValueError, match=r"Give a batch, training_plan\(..., batch=\(x, y\)\)"):
+        keras_ext.training_plan(demanding, batch_size=8, num_devices=1)

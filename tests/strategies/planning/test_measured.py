@@ -1,0 +1,91 @@
+"""Steps of measured models on meshes, in literal numbers."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from strategies.planning import (
+    LayerShare,
+    Linear,
+    Link,
+    MeasuredLayout,
+    MeasuredStep,
+    measured_search,
+    measured_seconds,
+)
+
+#: Four equal layers of 1 MB; a pass of all takes 4 ms and 1 ms for each row.
+LAYERS = [LayerShare(f"layer_{k}", 0.25, 1e6, split_share=1.0, reduced_bytes=1e3, output_bytes=1e3) for k in range(4)]
+STEP = MeasuredStep(LAYERS, Linear(0.004, 0.001), Linear(0.002, 0.0), 0.008, 1e9)
+
+
+def total(step: MeasuredStep, layout: MeasuredLayout, batch_size: int = 64) -> float:
+    return sum(measured_seconds(step, layout, batch_size).values())
+
+
+def test_one_device() -> None:
+    assert measured_seconds(STEP, MeasuredLayout(), 64) == pytest.approx(
+        {"layers": 0.068, "bubble": 0, "tensor": 0, "rest": 0.002, "gradients": 0, "update": 0.008}
+    )
+    assert total(STEP, MeasuredLayout(recompute=True)) == pytest.approx(0.068 * 4 / 3 + 0.01)
+
+
+def test_replicas_exchange_gradients_and_share_the_update() -> None:
+    two = measured_seconds(STEP, MeasuredLayout(2), 64)
+    assert two["layers"] == pytest.approx(0.036)
+    assert two["gradients"] == pytest.approx(4e6 / 1e9)
+    assert measured_seconds(STEP, MeasuredLayout(2, shard="optimizer"), 64)["update"] == pytest.approx(0.004)
+    assert measured_seconds(STEP, MeasuredLayout(2, shard="weights"), 64)["gradients"] == pytest.approx(6e6 / 1e9)
+    linked = dataclasses.replace(STEP, links={"data": Link(0.001, 1e8)})
+    assert measured_seconds(linked, MeasuredLayout(2), 64)["gradients"] == pytest.approx(0.001 + 0.04)
+
+
+def test_shards_divide_what_depends_on_rows() -> None:
+    two = measured_seconds(STEP, MeasuredLayout(num_tensor=2), 64)
+    assert two["layers"] == pytest.approx(0.004 + 0.032)
+    assert two["tensor"] == pytest.approx(4 * 64 * 1e3 / 1e9)
+    assert two["update"] == pytest.approx(0.004)
+
+
+def test_stages_wait_as_their_schedule_says() -> None:
+    step = dataclasses.replace(STEP, add_bytes_per_second=1e15)
+    parts = measured_seconds(step, MeasuredLayout(num_stages=2, num_microbatches=4), 64)
+    # A pass of a stage takes (4 + 16) / 2 ms; 1F1B takes (m + p - 1) of them.
+    assert parts["layers"] == pytest.approx(4 * 0.010)
+    assert parts["bubble"] == pytest.approx(0.010, rel=1e-3)
+    assert parts["update"] == pytest.approx(0.004)
+    zero = measured_seconds(step, MeasuredLayout(num_stages=2, num_microbatches=4, schedule="zb_h1"), 64)
+    assert zero["bubble"] == pytest.approx(0.010 / 3, rel=1e-3)
+
+
+def test_devices_that_share_cores_are_slower() -> None:
+    shared = dataclasses.replace(STEP, slowdowns=(1.0, 1.5))
+    assert shared.slowdown(2) == 1.5
+    assert shared.slowdown(4) == 2.5
+    assert measured_seconds(shared, MeasuredLayout(2), 64)["layers"] == pytest.approx(1.5 * 0.036)
+
+
+def test_a_line_through_times_has_no_negative_part() -> None:
+    line = Linear.through([(8, 0.012), (16, 0.020), (32, 0.036)])
+    assert (line.fixed, line.of_row) == pytest.approx((0.004, 0.001))
+    for points in ([(8, 0.010), (16, 0.030)], [(8, 0.02), (16, 0.01)], [(8, 0.01)]):
+        line = Linear.through(points)
+        assert min(line.fixed, line.of_row) >= 0
+
+
+def test_a_search_prefers_what_is_simple_and_fits() -> None:
+    found = measured_search(STEP, 64, 2, lambda layout: 100)
+    meshes = [tuple(each.layout.mesh.values()) for each in found.best]
+    assert sorted(meshes) == [(1, 1, 2), (1, 2, 1), (2, 1, 1)]
+    assert [each.seconds for each in found.best] == sorted(each.seconds for each in found.best)
+    # Only half of the model fits.
+    small = measured_search(STEP, 64, 2, lambda layout: 100 // (layout.num_stages * layout.num_tensor), device_bytes=60)
+    assert all(each.layout.num_data == 1 for each in small.best)
+    assert small.refused["needs more memory than a device has"] > 0
+    assert measured_search(STEP, 64, 2, lambda layout: 100, device_bytes=60).best == ()
+    whole = dataclasses.replace(STEP, layers=[dataclasses.replace(each, split_share=0.0) for each in LAYERS])
+    refused = measured_search(whole, 63, 8, lambda layout: None).refused
+    assert {"splits layers, of which none can be split", "has more stages than layers"} <= set(refused)
+    assert "has rows that do not divide among replicas" in refused
