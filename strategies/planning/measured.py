@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from strategies.planning.hardware import Gpu
+from strategies.planning.layout import Shard
 from strategies.planning.shared_devices import schedule_seconds
 from strategies.schedules import SCHEDULES, Action, Cost, Kind
 from strategies.schedules.partition import balanced
@@ -198,7 +199,7 @@ class MeasuredLayout:
     num_tensor: int = 1
     num_microbatches: int = 1
     schedule: str = "1f1b"
-    shard: str | None = None
+    shard: Shard = None
     recompute: bool = False
 
     @property

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from strategies.planning.measured import MeasuredLayout, MeasuredStep, measured_seconds
-from strategies.planning.search import RESOLUTION, USABLE
+from strategies.planning.search import RESOLUTION, SHARDS, USABLE
 
 # Micro-batches for each stage: more of them wait less, and compute fewer rows at a time.
 _ROUNDS = (1, 2, 4)
@@ -116,7 +116,7 @@ def _layouts(step: MeasuredStep, batch_size: int, num_devices: int, refused: Cou
             refused["has rows that do not divide among replicas"] += 1
         else:
             rows = batch_size // d
-            shards = (None, "optimizer", "weights")[: 1 if d == 1 else 3 if p == 1 else 2]
+            shards = SHARDS[: 1 if d == 1 else 3 if p == 1 else 2]
             for (schedule, m), shard in itertools.product(_pipelines(p, rows), shards):
                 for recompute in (False, True):
                     yield MeasuredLayout(d, p, t, m, schedule, shard, recompute)

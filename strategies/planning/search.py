@@ -20,7 +20,8 @@ USABLE = 0.9
 RESOLUTION = 0.01
 # "full" is `keras_ext.rematerialize`, with or without offloading; "selective" is not in this package.
 _RECOMPUTE: tuple[tuple[Recompute, bool], ...] = ((None, False), ("full", False), ("full", True))
-_SHARDS: tuple[Shard, ...] = (None, "optimizer", "weights")
+#: The state that replicas may shard, from none to all of it.
+SHARDS: tuple[Shard, ...] = (None, "optimizer", "weights")
 _ZERO_BUBBLE: tuple[ScheduleName, ...] = ("zb_h1", "zb_v", "v_half")
 # The tables of zero-bubble schedules of more devices take seconds to simulate.
 _MOST_SIMULATED = 8
@@ -161,7 +162,7 @@ def _of_mesh(
 ) -> Iterator[Layout]:
     """Yields the layouts of one mesh."""
     p, num_rows = mesh.num_stages, batch_size // mesh.num_replicas
-    shards: tuple[Shard, ...] = _SHARDS if mesh.num_data > 1 else (None,)
+    shards: tuple[Shard, ...] = SHARDS if mesh.num_data > 1 else (None,)
     for b, (schedule, chunks) in itertools.product(_microbatches(num_rows), _schedules(model, p)):
         # Computing again what a zero-bubble schedule keeps for later would take its advantage.
         recomputes = _RECOMPUTE if schedule == "1f1b" else _RECOMPUTE[:1]

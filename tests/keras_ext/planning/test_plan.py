@@ -34,7 +34,7 @@ def test_a_plan_names_a_mesh_on_which_the_model_trains() -> None:
         make_model,
         batch_size=8,
         mesh=plan.mesh,
-        shard=plan.shard,  # type: ignore[arg-type]
+        shard=plan.shard,
         num_microbatches=None if plan.pipeline is None else plan.pipeline["num_microbatches"],
     )
     if not plan.rematerialize:
@@ -61,6 +61,12 @@ def test_a_batch_and_limits_of_memory_are_taken(monkeypatch: pytest.MonkeyPatch)
     assert "of a device's" in str(plan)
     # Replicas that exchange for a second are slow.
     assert all(each.seconds > 1 for each in plan.search.best if each.layout.num_data > 1)
+
+
+def test_other_devices_are_planned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("keras_ext.planning.probes.ROUNDS", 1)
+    plan = keras_ext.training_plan(make_model, batch_size=8, num_devices=2, gpu="H100")
+    assert plan.device_bytes == 80e9
 
 
 def test_what_cannot_be_planned_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,6 +67,19 @@ def test_devices_that_share_cores_are_slower() -> None:
     assert measured_seconds(shared, MeasuredLayout(2), 64)["layers"] == pytest.approx(1.5 * 0.036)
 
 
+def test_on_other_devices_rows_are_faster() -> None:
+    a100 = gpu_of("A100")
+    step = dataclasses.replace(STEP, slowdowns=(1.0, 2.0)).on(
+        a100, a100.flops_per_second / 100, num_devices=16, host_size=8
+    )
+    assert (step.passes.fixed, step.passes.of_row) == pytest.approx((0.004, 0.001 / 100))
+    assert step.slowdown(2) == 1
+    assert step.link("data").bytes_per_second == a100.network_bytes_per_second
+    assert step.link("tensor").bytes_per_second == a100.host_bytes_per_second
+    link = Link.from_rates({"latency in microseconds": 100, "GB/s": {"10 MB": 2, "0.1 MB": 0.1}})
+    assert (link.seconds, link.bytes_per_second) == pytest.approx((1e-4, 2e9))
+
+
 def test_a_line_through_times_has_no_negative_part() -> None:
     line = Linear.through([(8, 0.012), (16, 0.020), (32, 0.036)])
     assert (line.fixed, line.of_row) == pytest.approx((0.004, 0.001))
