@@ -12,6 +12,7 @@ from strategies.planning import (
     Link,
     MeasuredLayout,
     MeasuredStep,
+    gpu_of,
     measured_search,
     measured_seconds,
 )
