@@ -12,7 +12,16 @@ import keras
 from keras_ext.memory_plan import memory_plan
 from keras_ext.planning.probes import flops_per_second, measure_step
 from keras_ext.rematerialization import rematerialize
-from strategies.planning import Link, MeasuredCandidate, MeasuredLayout, MeasuredSearch, gpu_of, measured_search
+from strategies.planning import (
+    Link,
+    MeasuredCandidate,
+    MeasuredLayout,
+    MeasuredSearch,
+    MeasuredStep,
+    gpu_of,
+    measured_search,
+    measured_seconds,
+)
 from strategies.planning.layout import Shard
 from strategies.text_table import text_table
 
@@ -36,6 +45,7 @@ class TrainingPlan:
     """The fastest meshes of a model's training, with predicted time and memory. Prints as a table.
 
     Attributes:
+        step: what was measured of a step on one device.
         search: the layouts that fit, fastest first, and the numbers of those that were left out, by reason.
         batch_size: rows of the global batch.
         num_devices: the number of devices.
@@ -53,6 +63,7 @@ class TrainingPlan:
         print(plan.mesh, plan.shard, plan.pipeline)
     """
 
+    step: MeasuredStep
     search: MeasuredSearch
     batch_size: int
     num_devices: int
@@ -87,6 +98,35 @@ class TrainingPlan:
         """True if :func:`rematerialize` makes the model fit; in a pipeline, `pipeline` says so."""
         return self.best.layout.recompute and self.best.layout.num_stages == 1
 
+    def seconds_of(
+        self,
+        mesh: Mapping[str, int],
+        *,
+        shard: Shard = None,
+        num_microbatches: int = 1,
+        schedule: str = "1f1b",
+        links: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> float:
+        """Returns the predicted seconds of a step on any mesh.
+
+        Args:
+            mesh: as for the strategies, without -1.
+            shard: as for the strategies.
+            num_microbatches: as for `PipelineModel`.
+            schedule: as for `PipelineModel`.
+            links: see :func:`training_plan`.
+        """
+        layout = MeasuredLayout(
+            mesh.get("data", 1),
+            mesh.get("pipe", 1),
+            mesh.get("tensor", 1),
+            num_microbatches,
+            schedule,
+            shard,
+            num_expert=mesh.get("expert", 1),
+        )
+        return sum(measured_seconds(_with_links(self.step, links), layout, self.batch_size).values())
+
     @property
     def splits(self) -> bool:
         """True if the fastest layout divides the model or its state."""
@@ -112,7 +152,9 @@ class TrainingPlan:
 def _row(candidate: MeasuredCandidate, batch_size: int) -> tuple[str, ...]:
     layout, seconds = candidate.layout, candidate.seconds
     return (
-        *(str(size) for size in layout.mesh.values()),
+        str(layout.num_data) if layout.num_expert == 1 else f"{layout.num_data} x {layout.num_expert} experts",
+        str(layout.num_stages),
+        str(layout.num_tensor),
         str(layout.num_microbatches) if layout.num_stages > 1 else "-",
         layout.schedule if layout.num_stages > 1 else "-",
         layout.shard or "-",
@@ -131,7 +173,7 @@ def training_plan(
     num_devices: int,
     batch: tuple[Any, Any] | None = None,
     device_bytes: float = math.inf,
-    links: Mapping[str, Link] | None = None,
+    links: Mapping[str, Mapping[str, Any]] | None = None,
     gpu: str | None = None,
     host_size: int = 8,
     num_best: int = 10,
@@ -150,8 +192,9 @@ def training_plan(
         num_devices: the number of devices.
         batch: inputs and targets of a global batch. If left out, zeros are used: inputs of unknown size get 16.
         device_bytes: the memory of a device; a plan uses at most nine tenths of it.
-        links: the exchange between devices by mesh axis, where a process has one device: `Link.from_rates` makes them
-            of what ``python -m strategies.doctor --json`` measures. An axis that is missing is inside a process.
+        links: where several processes train, the rates between them by mesh axis, as ``python -m strategies.doctor
+            --mesh=AXES --json`` prints them: "latency in microseconds", and "GB/s" by size. An axis that is missing is
+            inside a process.
         gpu: plans for GPUs of this kind instead of this machine's devices, such as "H100": what depends on rows is
             taken to be faster in proportion to matrix products in half precision, and the rest to stay as it is. This
             was not compared with measurements.
@@ -175,8 +218,7 @@ def training_plan(
         kind = gpu_of(gpu)
         step = step.on(kind, flops_per_second(), num_devices=num_devices, host_size=host_size)
         device_bytes = min(device_bytes, kind.memory_bytes)
-    if links:
-        step = dataclasses.replace(step, links={**(step.links or {}), **links})
+    step = _with_links(step, links)
     planned = _PlannedBytes(make_model, batch_size)
     found = measured_search(
         step, batch_size, num_devices, planned.bytes_of, device_bytes=device_bytes, num_best=num_best
@@ -186,7 +228,12 @@ def training_plan(
             f"No layout of {num_devices} devices fits into {device_bytes / 1e9:.1f} GB each. Use more devices, or "
             f"fewer rows. Received: batch_size={batch_size}."
         )
-    return TrainingPlan(found, batch_size, num_devices, device_bytes)
+    return TrainingPlan(step, found, batch_size, num_devices, device_bytes)
+
+
+def _with_links(step: MeasuredStep, links: Mapping[str, Mapping[str, Any]] | None) -> MeasuredStep:
+    made = {axis: Link.from_rates(rates) for axis, rates in (links or {}).items()}
+    return dataclasses.replace(step, links={**(step.links or {}), **made})
 
 
 class _PlannedBytes:
@@ -197,8 +244,10 @@ class _PlannedBytes:
         self._batch_size = batch_size
         self._known: dict[MeasuredLayout, int] = {}
 
-    def bytes_of(self, layout: MeasuredLayout) -> int:
-        """Returns the bytes of the device with the most."""
+    def bytes_of(self, layout: MeasuredLayout) -> int | None:
+        """Returns the bytes of the device with the most; None if experts are divided, which `memory_plan` refuses."""
+        if layout.num_expert > 1:
+            return None
         # 1F1B and ZB-H1 hold equally many micro-batches on the device with the most.
         key = dataclasses.replace(layout, schedule="1f1b")
         if key not in self._known:

@@ -201,9 +201,24 @@ def _layer_shares(
                 _split_share(own, node),
                 _reduced_bytes(own, node),
                 sum(_row_bytes(tensor) for tensor in node.outputs),
+                **_expert_sizes(layer, node, num_bytes),
             )
         )
     return found
+
+
+def _expert_sizes(layer: Any, node: Node, num_bytes: float) -> dict[str, Any]:
+    """Returns the sizes of a mixture's experts; nothing for other layers."""
+    if not isinstance(layer, MixtureOfExperts):
+        return {}
+    experts = sum(_bytes_of(each) for each in layer.trainable_variables if each.shape[:1] == (layer.num_experts,))
+    # Tokens go to their experts and come back, in both passes.
+    routed = 4 * layer.top_k * sum(_row_bytes(tensor) for tensor in node.outputs)
+    return {
+        "expert_bytes": min(float(experts), num_bytes),
+        "routed_bytes": routed,
+        "num_experts": layer.num_experts,
+    }
 
 
 def _inside(layer: Any) -> list[Any]:

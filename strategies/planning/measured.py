@@ -70,6 +70,9 @@ class LayerShare:
         split_share: the part of it that the axis "tensor" divides, from 0 to 1.
         reduced_bytes: for each row, the bytes that the shards of the layer exchange, in both passes.
         output_bytes: for each row, the bytes of its output.
+        expert_bytes: the part of `num_bytes` that the axis "expert" divides.
+        routed_bytes: for each row, the bytes that experts receive and return, in both passes.
+        num_experts: of a mixture; 0 for other layers.
     """
 
     name: str
@@ -78,6 +81,9 @@ class LayerShare:
     split_share: float = 0.0
     reduced_bytes: float = 0.0
     output_bytes: float = 0.0
+    expert_bytes: float = 0.0
+    routed_bytes: float = 0.0
+    num_experts: int = 0
 
 
 @dataclass(frozen=True)
@@ -192,6 +198,7 @@ class MeasuredLayout:
         schedule: of the pipeline, by the name that `PipelineModel` accepts.
         shard: the state that replicas shard: "optimizer", "weights" or None.
         recompute: True if the backward passes compute the forward passes again.
+        num_expert: size of the axis "expert", over which experts and rows are divided.
     """
 
     num_data: int = 1
@@ -201,16 +208,23 @@ class MeasuredLayout:
     schedule: str = "1f1b"
     shard: Shard = None
     recompute: bool = False
+    num_expert: int = 1
 
     @property
     def mesh(self) -> dict[str, int]:
-        """The mesh as the strategies take it."""
-        return {"data": self.num_data, "pipe": self.num_stages, "tensor": self.num_tensor}
+        """The mesh as the strategies take it; "expert" only if experts are divided."""
+        expert = {"expert": self.num_expert} if self.num_expert > 1 else {}
+        return {"data": self.num_data, **expert, "pipe": self.num_stages, "tensor": self.num_tensor}
+
+    @property
+    def num_replicas(self) -> int:
+        """The number of groups of devices that compute different rows."""
+        return self.num_data * self.num_expert
 
     @property
     def num_devices(self) -> int:
         """The number of devices."""
-        return self.num_data * self.num_stages * self.num_tensor
+        return self.num_replicas * self.num_stages * self.num_tensor
 
 
 def measured_seconds(step: MeasuredStep, layout: MeasuredLayout, batch_size: int) -> dict[str, float]:
@@ -221,12 +235,13 @@ def measured_seconds(step: MeasuredStep, layout: MeasuredLayout, batch_size: int
         layout: the mesh.
         batch_size: rows of the global batch.
     """
-    rows = -(-batch_size // layout.num_data)
+    rows = -(-batch_size // layout.num_replicas)
     busy = step.slowdown(layout.num_devices)
     if layout.num_stages == 1:
         parts = {"layers": busy * _layer_seconds(step, layout, rows), "bubble": 0.0}
-        held = _bytes_of(step, step.layers, layout.num_tensor)
+        held = _bytes_of(step.layers, layout)
         parts["tensor"] = _tensor_seconds(step, step.layers, layout, rows)
+        parts["experts"] = _expert_seconds(step, step.layers, layout, rows)
     else:
         parts, held = _pipeline_seconds(step, layout, rows)
     parts["rest"] = step.rest.fixed + busy * step.rest.of_row * rows
@@ -253,9 +268,21 @@ def _tensor_seconds(step: MeasuredStep, layers: Sequence[LayerShare], layout: Me
     return sum(step.link("tensor").of(layer.reduced_bytes * rows, 2) for layer in exchanging)
 
 
-def _bytes_of(step: MeasuredStep, layers: Sequence[LayerShare], num_tensor: int) -> float:
+def _expert_seconds(step: MeasuredStep, layers: Sequence[LayerShare], layout: MeasuredLayout, rows: float) -> float:
+    """Returns the seconds of the exchanges between experts: two in each pass of a mixture."""
+    if layout.num_expert == 1:
+        return 0.0
+    away = (layout.num_expert - 1) / layout.num_expert
+    return sum(step.link("expert").of(away * layer.routed_bytes * rows, 4) for layer in layers if layer.num_experts)
+
+
+def _bytes_of(layers: Sequence[LayerShare], layout: MeasuredLayout) -> float:
     """Returns the bytes of the trained weights of some layers on a device."""
-    return sum(layer.num_bytes * (1 - layer.split_share + layer.split_share / num_tensor) for layer in layers)
+    found = 0.0
+    for layer in layers:
+        whole = layer.num_bytes - layer.expert_bytes * (1 - 1 / layout.num_expert)
+        found += whole * (1 - layer.split_share + layer.split_share / layout.num_tensor)
+    return found
 
 
 def _gradient_seconds(step: MeasuredStep, layout: MeasuredLayout, held: float) -> float:
@@ -263,7 +290,7 @@ def _gradient_seconds(step: MeasuredStep, layout: MeasuredLayout, held: float) -
 
     The rate of a link is that of a whole all-reduce, so each half of it, a reduce-scatter or an all-gather, takes half.
     """
-    if layout.num_data == 1:
+    if layout.num_replicas == 1:
         return 0.0
     # Reduce-scatter and all-gather; sharded weights are gathered for both passes.
     halves = 3 if layout.shard == "weights" else 2
@@ -279,12 +306,15 @@ def _pipeline_seconds(step: MeasuredStep, layout: MeasuredLayout, rows: float) -
     bounds = [*starts, len(step.layers)]
     stages = [step.layers[bounds[k] : bounds[k + 1]] for k in range(table.num_stages)]
     num_rows = rows / m
-    one = MeasuredLayout(num_tensor=layout.num_tensor, recompute=layout.recompute)
+    one = replace(layout, num_data=1, num_stages=1)
     whole = _layer_seconds(step, one, num_rows)
-    peers = layout.num_data * layout.num_tensor
-    held = [_bytes_of(step, stage, layout.num_tensor) for stage in stages]
+    peers = layout.num_replicas * layout.num_tensor
+    held = [_bytes_of(stage, layout) for stage in stages]
     shares = [sum(layer.share for layer in stage) for stage in stages]
-    exchanges = [_tensor_seconds(step, stage, layout, num_rows) for stage in stages]
+    exchanges = [
+        _tensor_seconds(step, stage, layout, num_rows) + _expert_seconds(step, stage, layout, num_rows)
+        for stage in stages
+    ]
 
     def seconds(action: Action) -> float:
         part = _PARTS_OF_PASSES[action.kind]

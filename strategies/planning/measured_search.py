@@ -107,19 +107,27 @@ def _layouts(step: MeasuredStep, batch_size: int, num_devices: int, refused: Cou
     for p, t in itertools.product(sizes, repeat=2):
         if num_devices % (p * t):
             continue
-        d = num_devices // (p * t)
+        replicas = num_devices // (p * t)
         if t > 1 and not any(layer.split_share for layer in step.layers):
             refused["splits layers, of which none can be split"] += 1
         elif p > len(step.layers):
             refused["has more stages than layers"] += 1
-        elif batch_size % d:
+        elif batch_size % replicas:
             refused["has rows that do not divide among replicas"] += 1
         else:
-            rows = batch_size // d
-            shards = SHARDS[: 1 if d == 1 else 3 if p == 1 else 2]
-            for (schedule, m), shard in itertools.product(_pipelines(p, rows), shards):
-                for recompute in (False, True):
-                    yield MeasuredLayout(d, p, t, m, schedule, shard, recompute)
+            pipelines = _pipelines(p, batch_size // replicas)
+            for e in _expert_sizes(step, replicas):
+                d = replicas // e
+                shards = SHARDS[: 1 if d == 1 else 3 if p == 1 else 2]
+                for (schedule, m), shard, recompute in itertools.product(pipelines, shards, (False, True)):
+                    yield MeasuredLayout(d, p, t, m, schedule, shard, recompute, e)
+
+
+def _expert_sizes(step: MeasuredStep, replicas: int) -> list[int]:
+    """Returns the sizes of the axis "expert", which divide the replicas and the experts of all mixtures."""
+    numbers = [layer.num_experts for layer in step.layers if layer.num_experts]
+    common = math.gcd(replicas, *numbers) if numbers else 1
+    return [size for size in range(1, common + 1) if common % size == 0]
 
 
 def _pipelines(num_stages: int, rows: int) -> list[tuple[str, int]]:

@@ -11,7 +11,6 @@ from keras import layers
 
 import keras_ext
 import strategies
-from strategies.planning import Link
 
 
 def make_model() -> Any:
@@ -53,12 +52,14 @@ def test_a_batch_and_limits_of_memory_are_taken(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("keras_ext.planning.probes.ROUNDS", 1)
     batch = np.ones((8, 8), "int32"), np.ones((8, 8), "int32")
     whole = keras_ext.memory_plan(make_model, batch_size=8, num_devices=2).together
+    links = {"data": {"latency in microseconds": 1e6, "GB/s": {"1 MB": 1.0}}}
     plan = keras_ext.training_plan(
-        make_model, batch_size=8, num_devices=2, batch=batch, device_bytes=whole, links={"data": Link(1.0, 1e9)}
+        make_model, batch_size=8, num_devices=2, batch=batch, device_bytes=whole, links=links
     )
     # Nine tenths of the memory of replicas: the model or its state is divided.
     assert plan.splits
     assert "of a device's" in str(plan)
+    assert plan.seconds_of({"data": 2}) > 1 > plan.seconds_of({"tensor": 2})
     # Replicas that exchange for a second are slow.
     assert all(each.seconds > 1 for each in plan.search.best if each.layout.num_data > 1)
 

@@ -28,7 +28,7 @@ def total(step: MeasuredStep, layout: MeasuredLayout, batch_size: int = 64) -> f
 
 def test_one_device() -> None:
     assert measured_seconds(STEP, MeasuredLayout(), 64) == pytest.approx(
-        {"layers": 0.068, "bubble": 0, "tensor": 0, "rest": 0.002, "gradients": 0, "update": 0.008}
+        {"layers": 0.068, "bubble": 0, "tensor": 0, "experts": 0, "rest": 0.002, "gradients": 0, "update": 0.008}
     )
     assert total(STEP, MeasuredLayout(recompute=True)) == pytest.approx(0.068 * 4 / 3 + 0.01)
 
@@ -48,6 +48,19 @@ def test_shards_divide_what_depends_on_rows() -> None:
     assert two["layers"] == pytest.approx(0.004 + 0.032)
     assert two["tensor"] == pytest.approx(4 * 64 * 1e3 / 1e9)
     assert two["update"] == pytest.approx(0.004)
+
+
+def test_experts_are_divided_with_the_rows() -> None:
+    mixture = LayerShare("mixture", 0.5, 2e6, expert_bytes=1.8e6, routed_bytes=4e3, num_experts=4)
+    step = dataclasses.replace(STEP, layers=[*LAYERS[:2], mixture])
+    replicas, experts = (
+        measured_seconds(step, layout, 64) for layout in (MeasuredLayout(2), MeasuredLayout(1, num_expert=2))
+    )
+    assert experts["layers"] == replicas["layers"]
+    assert experts["experts"] == pytest.approx(32 * 4e3 / 2 / 1e9)
+    assert experts["update"] == pytest.approx(replicas["update"] * (4e6 - 0.9e6) / 4e6)
+    meshes = [each.layout.mesh for each in measured_search(step, 64, 4, lambda layout: None).best]
+    assert {"data": 1, "expert": 4, "pipe": 1, "tensor": 1} in meshes
 
 
 def test_stages_wait_as_their_schedule_says() -> None:
