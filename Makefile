@@ -31,7 +31,7 @@ HAS_GPU := $(wildcard /dev/nvidia[0-9]*) $(shell command -v nvidia-smi 2> /dev/n
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup mnist imagenet gpt finetune recommender test test-versions test-oldest test-newest test-next fit-oldest inventory-next gpu-smoke validate-plan bench-plan parity surface bench bench-data-parallel bench-all-reduce bench-overlap bench-tensor-parallel bench-pipeline bench-model-parallel bench-rank-memory bench-reading bench-sharded bench-experts bench-first-step bench-generation bench-checkpoints lint ruff mypy format clean
+.PHONY: help setup mnist imagenet gpt finetune recommender test test-versions test-oldest test-newest test-next fit-oldest inventory-next gpu-smoke validate-plan parity surface bench bench-data-parallel bench-all-reduce bench-overlap bench-tensor-parallel bench-pipeline bench-model-parallel bench-rank-memory bench-reading bench-sharded bench-experts bench-first-step bench-generation bench-checkpoints lint ruff mypy format clean
 
 help: ## show this list
 	@echo "Usage: make TARGET [ARGS=...] [VENV=$(VENV)] [PYTHON=$(PYTHON)]"
@@ -81,8 +81,9 @@ inventory-next: $(READY_RUN) ## compare what we hook into with the newest nightl
 gpu-smoke: $(if $(strip $(HAS_GPU)),$(READY_GPU),$(READY_RUN)) ## run the smoke suite on this machine's first GPU, twenty minutes; without one, only say so
 	$(BIN)/python -m tests.gpu $(ARGS)
 
-validate-plan: $(READY_DEV) ## print the errors of the planner's formulas on published runs
+validate-plan: $(READY_HOROVOD) ## print the errors of the planner on published runs, and on runs of this machine, half an hour
 	$(BIN)/python -m tests.strategies.planning.validate
+	$(BIN)/python benchmarks/planning/main.py $(ARGS)
 
 parity: $(READY_HOROVOD) ## measure parity with one device again and write strategies/PARITY.md
 	$(BIN)/python -m pytest tests/strategies/parity --parity-table strategies/PARITY.md
