@@ -11,8 +11,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from strategies.buckets import make_buckets
 from strategies.collectives.base import Collectives
-from strategies.collectives.buckets import make_buckets
 from strategies.collectives.strings import gathered_strings
 
 #: Large enough for a small model's gradients to fit into one bucket, small enough for those of a large model to start

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from strategies.collectives.bucket_slices import Slice, SlicedBucket
+from strategies.buckets import Slice, SlicedBucket
 from strategies.replica.weight_slices import WeightSlice, sliced
 
 

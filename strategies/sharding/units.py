@@ -42,7 +42,7 @@ from typing import Any
 import tensorflow as tf
 
 from strategies import planning
-from strategies.collectives.bucket_slices import Slice, SlicedBucket
+from strategies.buckets import Slice, SlicedBucket
 from strategies.replica.owners import coordinates_of
 from strategies.sharding.variables import ShardedVariable
 

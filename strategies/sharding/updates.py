@@ -21,7 +21,7 @@ from typing import Any
 import tensorflow as tf
 
 from strategies._tf_internals import UninitializedVariable, UpdateContext
-from strategies.collectives.bucket_slices import Slice, slice_buckets
+from strategies.buckets import Slice, slice_buckets
 from strategies.collectives.descriptions import carrying, listed
 from strategies.collectives.loopback import LOOPBACK
 from strategies.collectives.process_group import ProcessGroup

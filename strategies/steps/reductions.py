@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from strategies._tf_internals import PerReplica
 from strategies.batches.shares import Share
-from strategies.collectives.buckets import make_buckets
+from strategies.buckets import make_buckets
 from strategies.collectives.fixed_order import sum_in_order
 from strategies.collectives.process_group import ProcessGroup
 from strategies.replica.slices import Lookups, combine_lookups

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from strategies.collectives.bucket_slices import SlicedBucket, slice_buckets
+from strategies.buckets import SlicedBucket, slice_buckets
 from strategies.sharding.partition import all_laid_out, laid_out, merged
 
 

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from strategies.collectives.buckets import Bucket, make_buckets
+from strategies.buckets.buckets import Bucket, make_buckets
 
 
 def test_table_one_dtype() -> None:

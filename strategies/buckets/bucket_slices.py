@@ -12,7 +12,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from strategies.collectives.buckets import make_buckets
+from strategies.buckets.buckets import make_buckets
 
 #: A cut is moved to the nearest start of a row (an index of the first dim), by at most this fraction of a part.
 _MAX_MOVE = 0.005

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from strategies.collectives.bucket_slices import Slice, slice_buckets
+from strategies.buckets import Slice, slice_buckets
 
 FLOAT = ("float32", 4)
 
