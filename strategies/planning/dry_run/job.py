@@ -1,0 +1,116 @@
+"""A job to be run dry: the model, its mesh, and the order in which stages compute."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from strategies.planning.transformer import Layout, Transformer
+from strategies.schedules import SCHEDULES, Schedule, validate
+
+#: The schedules with two stages on each device.
+_TWO_STAGES = ("zb_v", "v_half")
+
+
+@dataclass(frozen=True)
+class Job:
+    """A training job of a transformer.
+
+    Attributes:
+        model: the model.
+        layout: the mesh, and how a batch is computed on it.
+        batch_size: rows of the global batch.
+        schedule_name: a key of `strategies.schedules.SCHEDULES`.
+        stages: the number of blocks of each stage.
+        bucket_bytes: the maximum size of a bucket of gradients, or of a unit of sharded weights.
+        table: the schedule; None for that of `schedule_name`.
+
+    Example:
+
+        job = Job.create(Transformer(8, 64, 4), Layout(num_data=2, num_stages=2), batch_size=8)
+        assert job.stages == (4, 4) and job.schedule_name == "1f1b"
+    """
+
+    model: Transformer
+    layout: Layout
+    batch_size: int
+    schedule_name: str
+    stages: tuple[int, ...]
+    bucket_bytes: int = 32 * 2**20
+    table: Schedule | None = None
+
+    def __post_init__(self) -> None:
+        number = self.layout.num_stages * self.chunks
+        if len(self.stages) != number or min(self.stages) < 0 or sum(self.stages) != self.model.num_layers:
+            raise ValueError(
+                f"The schedule {self.schedule_name!r} on {self.layout.num_stages} positions along 'pipe' has {number} "
+                f"stages: give the blocks of each, {self.model.num_layers} in all. Received: stages={self.stages}."
+            )
+
+    @classmethod
+    def create(
+        cls,
+        model: Transformer,
+        layout: Layout,
+        batch_size: int,
+        *,
+        schedule: str | None = None,
+        stages: Sequence[int] | None = None,
+    ) -> Job:
+        """Returns a job.
+
+        Args:
+            model: the model.
+            layout: the mesh, and how a batch is computed on it.
+            batch_size: rows of the global batch.
+            schedule: the name of a schedule; None for 1F1B, interleaved if the layout has chunks.
+            stages: the number of blocks of each stage; None for equal ones, larger ones first.
+
+        Raises:
+            ValueError: an unknown schedule, or stages or rows that do not divide.
+        """
+        name = schedule or ("interleaved_1f1b" if layout.num_chunks > 1 else "1f1b")
+        if name not in SCHEDULES:
+            raise ValueError(f"The schedules are {', '.join(SCHEDULES)}. Received: schedule={name!r}.")
+        if name in _TWO_STAGES or (name == "interleaved_1f1b" and layout.num_chunks == 1):
+            layout = replace(layout, num_chunks=2)
+        elif name != "interleaved_1f1b":
+            layout = replace(layout, num_chunks=1)
+        layout.num_microbatches(batch_size)
+        number = layout.num_stages * layout.num_chunks
+        if stages is None:
+            even, more = divmod(model.num_layers, number)
+            stages = [even + (k < more) for k in range(number)]
+        return cls(model, layout, batch_size, name, tuple(stages))
+
+    @property
+    def chunks(self) -> int:
+        """The stages of each position along "pipe"."""
+        return self.layout.num_chunks
+
+    @property
+    def mesh(self) -> Mapping[str, int]:
+        """The sizes of the mesh."""
+        return self.layout.mesh
+
+    @property
+    def num_microbatches(self) -> int:
+        """The micro-batches of each replica."""
+        return self.layout.num_microbatches(self.batch_size)
+
+    @functools.cached_property
+    def schedule(self) -> Schedule:
+        """The table of computations.
+
+        Raises:
+            ValueError: the table cannot run; the message shows it, with the fault marked.
+        """
+        if self.table is None:
+            sizes = (self.layout.num_stages, self.num_microbatches)
+            chunks = (self.chunks,) if self.schedule_name == "interleaved_1f1b" else ()
+            table = SCHEDULES[self.schedule_name](*sizes, *chunks)
+        else:
+            table = self.table
+        validate(table)
+        return table

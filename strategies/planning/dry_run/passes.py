@@ -1,0 +1,116 @@
+"""The operations of a stage's passes: its computation, and the collectives between the shards of its layers.
+
+One micro-batch of a block, forward from left to right, with sequence parallelism in the second line:
+
+    attention ── all_reduce ── feed-forward ── all_reduce ──
+    all_gather ── attention ── reduce_scatter ── all_gather ── feed-forward ── reduce_scatter ──
+
+In the backward pass, each of these is in reverse order: an all-reduce where the forward pass has copied a tensor to all
+shards, a reduce-scatter for an all-gather, and an all-gather for a reduce-scatter. With sequence parallelism, gradients
+of weights that all shards have, such as those of a normalization, are summed as well. The first block gets the sum of
+the embeddings, which is whole.
+
+The order is that of `keras_ext.parallelize`, with the logits in pieces: ``VocabParallelSparseCategoricalCrossentropy``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from strategies.planning.dry_run.operations import Operation, OperationKind
+from strategies.planning.dry_run.stage_sizes import ACTIVATION_BYTES, StageSizes
+from strategies.schedules import Action, Kind
+
+_NUMBERS_OF_LABEL, _NUMBER_BYTES = 3, 4
+
+
+def operations_of(action: Action, sizes: StageSizes) -> Iterator[Operation]:
+    """Yields the operations of an action, without messages between stages.
+
+    Args:
+        action: a computation.
+        sizes: its stage.
+    """
+    recomputes = sizes.job.layout.recompute == "full"
+    forward = sizes.forward_work
+    if action.kind is Kind.FORWARD:
+        yield Operation(OperationKind.COMPUTE, str(action), work=forward)
+        yield from _forward(action, sizes)
+        if sizes.is_last:
+            yield from _loss(action, sizes)
+        return
+    blocks = sizes.num_blocks * sizes.block_work
+    again = blocks if recomputes and action.kind is not Kind.BACKWARD_WEIGHT else 0.0
+    work = {Kind.BACKWARD: 2 * forward, Kind.BACKWARD_INPUT: forward, Kind.BACKWARD_WEIGHT: forward}[action.kind]
+    yield Operation(OperationKind.COMPUTE, str(action), work=work + again)
+    if action.kind is Kind.BACKWARD_WEIGHT:
+        return
+    if sizes.is_last:
+        yield from _backward_of_logits(action, sizes)
+    for block in reversed(range(sizes.num_blocks)):
+        if recomputes:
+            yield from _block_forward(action, sizes, block, again=True)
+        yield from _block_backward(action, sizes, block)
+
+
+def _collective(sizes: StageSizes, kind: OperationKind, what: str, num_bytes: float) -> Iterator[Operation]:
+    if sizes.job.layout.num_tensor > 1:
+        yield Operation(kind, what, "tensor", num_bytes=num_bytes)
+
+
+def _forward(action: Action, sizes: StageSizes) -> Iterator[Operation]:
+    if sizes.is_first:
+        for table in ("tokens", "positions"):
+            what = f"embeddings of {table} in {action}"
+            yield from _collective(sizes, OperationKind.ALL_REDUCE, what, sizes.boundary_bytes)
+    for block in range(sizes.num_blocks):
+        yield from _block_forward(action, sizes, block)
+
+
+def _block_forward(action: Action, sizes: StageSizes, block: int, *, again: bool = False) -> Iterator[Operation]:
+    in_pieces, size = sizes.job.layout.sequence_parallel, sizes.boundary_bytes
+    for part in ("attention", "feed-forward"):
+        what = f"{part} of block {block} in {action}{', again' if again else ''}"
+        if not in_pieces:
+            yield from _collective(sizes, OperationKind.ALL_REDUCE, what, size)
+            continue
+        if not _gets_whole(sizes, block, part):
+            yield from _collective(sizes, OperationKind.ALL_GATHER, f"inputs of {what}", size)
+        yield from _collective(sizes, OperationKind.REDUCE_SCATTER, what, size)
+
+
+def _block_backward(action: Action, sizes: StageSizes, block: int) -> Iterator[Operation]:
+    in_pieces, size = sizes.job.layout.sequence_parallel, sizes.boundary_bytes
+    small = float(ACTIVATION_BYTES * sizes.job.model.hidden_size)
+    for part in ("feed-forward", "attention"):
+        what = f"gradients of {part} of block {block} in {action}"
+        if not in_pieces:
+            yield from _collective(sizes, OperationKind.ALL_REDUCE, what, size)
+            continue
+        yield from _collective(sizes, OperationKind.ALL_REDUCE, f"{what}, bias", small)
+        yield from _collective(sizes, OperationKind.ALL_GATHER, what, size)
+        if _gets_whole(sizes, block, part):
+            yield from _collective(sizes, OperationKind.ALL_REDUCE, f"inputs' {what}", size)
+            continue
+        yield from _collective(sizes, OperationKind.REDUCE_SCATTER, f"inputs' {what}", size)
+        for name in ("scale", "offset"):
+            yield from _collective(sizes, OperationKind.ALL_REDUCE, f"{what}, {name} of the normalization", small)
+
+
+def _gets_whole(sizes: StageSizes, block: int, part: str) -> bool:
+    """Returns True if all shards have the inputs of a part of a block: those of the embeddings."""
+    return sizes.is_first and block == 0 and part == "attention"
+
+
+def _loss(action: Action, sizes: StageSizes) -> Iterator[Operation]:
+    layout, model = sizes.job.layout, sizes.job.model
+    if layout.sequence_parallel:
+        yield from _collective(sizes, OperationKind.ALL_GATHER, f"inputs of logits in {action}", sizes.boundary_bytes)
+    numbers = _NUMBERS_OF_LABEL * layout.microbatch_size * model.sequence_length * layout.num_tensor
+    what = f"maxima and sums of logits in {action}"
+    yield from _collective(sizes, OperationKind.ALL_GATHER, what, float(_NUMBER_BYTES * numbers))
+
+
+def _backward_of_logits(action: Action, sizes: StageSizes) -> Iterator[Operation]:
+    kind = OperationKind.REDUCE_SCATTER if sizes.job.layout.sequence_parallel else OperationKind.ALL_REDUCE
+    yield from _collective(sizes, kind, f"gradients of the inputs of logits in {action}", sizes.boundary_bytes)
