@@ -6,6 +6,7 @@
     python -m strategies.plan --layers=32 --hidden=4096 --heads=32 --experts=8 --batch=512 --gpus=64
     python -m strategies.plan --layers=48 --hidden=6144 --heads=48 --lora=16 --frozen=bfloat16 --batch=16 --gpus=4
     python -m strategies.plan --resnet=50 --batch=1024 --gpus=4
+    python -m strategies.plan --layers=80 --hidden=8192 --heads=64 --batch=1024 --gpus=512 --dry-run
 
 It prints the fastest meshes that fit, with the time and memory of a step, from formulas: see `strategies.planning`. On
 GPUs other than the A100 they were not compared with measurements. `keras_ext.training_plan` plans any Keras model, by
@@ -32,6 +33,7 @@ from strategies.planning import (
     resnet_search,
     search,
 )
+from strategies.planning.dry_run import command_line as dry_run
 from strategies.planning.picture import picture
 from strategies.planning.report import as_json, as_text
 from strategies.planning.scaling import scaling_table
@@ -40,7 +42,7 @@ _FROZEN_BYTES = {"float32": 4, "bfloat16": 2, "int8": 1}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Prints a plan; returns the exit code: 1 if no layout fits.
+    """Prints a plan; returns the exit code: 1 if no layout fits, or a dry run ends in a deadlock.
 
     Args:
         argv: the command line without the program's name; that of this process if None.
@@ -53,6 +55,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         model = _model(flags)
         gpu = gpu_of(flags.gpu, flags.network)
+        if flags.dry_run:
+            report, has_ended = dry_run.run(flags, model, gpu)
+            print(report)
+            return 0 if has_ended else 1
         if isinstance(model, ResNet):
             find: Callable[..., Search] = functools.partial(resnet_search, model)
             units, unit, name = 1, "images", f"ResNet{model.depth}"
@@ -111,6 +117,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--svg", metavar="FILE", help="draw the parts of a step's time")
     parser.add_argument("--json", action="store_true", help="print JSON")
+    dry_run.add_flags(parser)
     return parser
 
 

@@ -4,3 +4,8 @@
 and finds those that wait forever, which `deadlock` explains; `imbalance` finds uneven stages, `traffic` the bytes
 between ranks. `report` is the text and the JSON that ``python -m strategies.plan --dry-run`` prints.
 """
+
+from strategies.planning.dry_run.job import Job
+from strategies.planning.dry_run.run import DryRun
+
+__all__ = ["DryRun", "Job"]

@@ -1,4 +1,4 @@
-"""Executes the programs of all ranks without devices: how long ranks wait, and the operations that never end.
+"""Executes the programs of all ranks without devices: the operations that never end.
 
 A rank starts its next operation when the one before has ended. A collective ends when all its members have started it.
 A send ends when its receiver has started the receive, as between GPUs; or at once, as between processes whose messages
@@ -8,7 +8,7 @@ same program. The time grows linearly with the number of all operations.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -23,27 +23,17 @@ class Execution:
     Attributes:
         ends: for each rank, the operations that it has ended: all of its program, unless it waits forever.
         waiting: by rank, the operation for which it waits forever.
-        work: the floating-point operations of each rank.
-        clocks: for each rank, the time at which it has ended, in floating-point operations; collectives and messages
-            take no time.
         num_operations: the operations of all ranks.
     """
 
     ends: tuple[int, ...]
     waiting: dict[int, Operation]
-    work: tuple[float, ...]
-    clocks: tuple[float, ...]
     num_operations: int
 
     @property
     def is_complete(self) -> bool:
         """True if no rank waits forever."""
         return not self.waiting
-
-    def idle(self, rank: int) -> float:
-        """Returns the part of the step's time in which a rank does not compute."""
-        longest = max(self.clocks)
-        return 1 - self.work[rank] / longest if longest else 0.0
 
 
 def members_of(operation: Operation, rank: int, placement: Placement) -> tuple[int, ...]:
@@ -71,9 +61,9 @@ def execute(programs: Sequence[Program], placement: Placement, *, stores_message
         members = [members_of(each, rank, placement) for each in own.distinct]
         channels.append([(numbers.setdefault(each, len(numbers)), len(each)) for each in members])
     number = len(programs)
-    position, clock, work = [0] * number, [0.0] * number, [0.0] * number
+    position = [0] * number
     waiting: dict[tuple[int, int], list[int]] = {}
-    stored: dict[tuple[int, int], deque[float]] = {}
+    stored: Counter[tuple[int, int]] = Counter()
     ready = deque(range(number))
     while ready:
         rank = ready.popleft()
@@ -82,20 +72,16 @@ def execute(programs: Sequence[Program], placement: Placement, *, stores_message
         while at < len(own.forms):
             form = own.forms[at]
             if form < 0:
-                clock[rank] += own.work[at]
-                work[rank] += own.work[at]
                 at += 1
                 continue
             channel, size = places[own.routes[at]]
             key = channel, form
             if stores_messages and own.messages[at]:
-                queue = stored.setdefault(key, deque())
                 if own.messages[at] > 0:
-                    queue.append(clock[rank])
-                    for receiver in waiting.pop(key, ()):
-                        ready.append(receiver)
-                elif queue:
-                    clock[rank] = max(clock[rank], queue.popleft())
+                    stored[key] += 1
+                    ready.extend(waiting.pop(key, ()))
+                elif stored[key]:
+                    stored[key] -= 1
                 else:
                     waiting[key] = [rank]
                     break
@@ -107,15 +93,13 @@ def execute(programs: Sequence[Program], placement: Placement, *, stores_message
                 break
             del waiting[key]
             at += 1
-            latest = max(clock[member] for member in arrived)
             for member in arrived:
-                clock[member] = latest
                 if member != rank:
                     position[member] += 1
                     ready.append(member)
         position[rank] = at
     blocked = {rank: programs[rank][at] for rank, at in enumerate(position) if at < len(programs[rank])}
-    return Execution(tuple(position), blocked, tuple(work), tuple(clock), sum(map(len, programs)))
+    return Execution(tuple(position), blocked, sum(map(len, programs)))
 
 
 @dataclass(frozen=True)
@@ -125,21 +109,19 @@ class _Steps:
     Attributes:
         forms: the number of what must be equal on all members; -1 for a computation.
         routes: the number of the axis and ends, a position in `distinct`.
-        work: of a computation.
         messages: 1 for a send, -1 for a receive, else 0.
         distinct: an operation of each axis and ends.
     """
 
     forms: list[int]
     routes: list[int]
-    work: list[float]
     messages: list[int]
     distinct: list[Operation]
 
     @classmethod
     def create(cls, program: Program, numbers: dict[object, int]) -> _Steps:
         """Returns the numbers of a program; those of `forms` are added to `numbers`, which all programs share."""
-        forms, routes, work, messages = [], [], [], []
+        forms, routes, messages = [], [], []
         known: dict[object, int] = {}
         distinct: list[Operation] = []
         for each in program:
@@ -149,6 +131,5 @@ class _Steps:
             if route == len(distinct):
                 distinct.append(each)
             routes.append(route)
-            work.append(each.work)
             messages.append({OperationKind.SEND: 1, OperationKind.RECEIVE: -1}.get(each.kind, 0))
-        return cls(forms, routes, work, messages, distinct)
+        return cls(forms, routes, messages, distinct)

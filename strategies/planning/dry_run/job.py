@@ -23,6 +23,7 @@ class Job:
         batch_size: rows of the global batch.
         schedule_name: a key of `strategies.schedules.SCHEDULES`.
         stages: the number of blocks of each stage.
+        activation_bytes: bytes of a number of an activation: 2 in half precision.
         bucket_bytes: the maximum size of a bucket of gradients, or of a unit of sharded weights.
         table: the schedule; None for that of `schedule_name`.
 
@@ -37,15 +38,17 @@ class Job:
     batch_size: int
     schedule_name: str
     stages: tuple[int, ...]
+    activation_bytes: int = 2
     bucket_bytes: int = 32 * 2**20
     table: Schedule | None = None
 
     def __post_init__(self) -> None:
         number = self.layout.num_stages * self.chunks
-        if len(self.stages) != number or min(self.stages) < 0 or sum(self.stages) != self.model.num_layers:
+        if len(self.stages) != number or min(self.stages) < 1 or sum(self.stages) != self.model.num_layers:
             raise ValueError(
                 f"The schedule {self.schedule_name!r} on {self.layout.num_stages} positions along 'pipe' has {number} "
-                f"stages: give the blocks of each, {self.model.num_layers} in all. Received: stages={self.stages}."
+                f"stages: each has at least one block, and all have {self.model.num_layers}. "
+                f"Received: stages={self.stages}."
             )
 
     @classmethod

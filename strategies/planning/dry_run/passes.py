@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from strategies.planning.dry_run.operations import Operation, OperationKind
-from strategies.planning.dry_run.stage_sizes import ACTIVATION_BYTES, StageSizes
+from strategies.planning.dry_run.stage_sizes import StageSizes
 from strategies.schedules import Action, Kind
 
 _NUMBERS_OF_LABEL, _NUMBER_BYTES = 3, 4
@@ -31,26 +31,30 @@ def operations_of(action: Action, sizes: StageSizes) -> Iterator[Operation]:
         action: a computation.
         sizes: its stage.
     """
-    recomputes = sizes.job.layout.recompute == "full"
-    forward = sizes.forward_work
+    yield Operation(OperationKind.COMPUTE, str(action), work=work_of(action, sizes))
     if action.kind is Kind.FORWARD:
-        yield Operation(OperationKind.COMPUTE, str(action), work=forward)
         yield from _forward(action, sizes)
         if sizes.is_last:
             yield from _loss(action, sizes)
-        return
-    blocks = sizes.num_blocks * sizes.block_work
-    again = blocks if recomputes and action.kind is not Kind.BACKWARD_WEIGHT else 0.0
-    work = {Kind.BACKWARD: 2 * forward, Kind.BACKWARD_INPUT: forward, Kind.BACKWARD_WEIGHT: forward}[action.kind]
-    yield Operation(OperationKind.COMPUTE, str(action), work=work + again)
-    if action.kind is Kind.BACKWARD_WEIGHT:
-        return
-    if sizes.is_last:
-        yield from _backward_of_logits(action, sizes)
-    for block in reversed(range(sizes.num_blocks)):
-        if recomputes:
-            yield from _block_forward(action, sizes, block, again=True)
-        yield from _block_backward(action, sizes, block)
+    elif action.kind is not Kind.BACKWARD_WEIGHT:
+        if sizes.is_last:
+            yield from _backward_of_logits(action, sizes)
+        for block in reversed(range(sizes.num_blocks)):
+            if sizes.job.layout.recompute == "full":
+                yield from _block_forward(action, sizes, block, again=True)
+            yield from _block_backward(action, sizes, block)
+
+
+def work_of(action: Action, sizes: StageSizes) -> float:
+    """Returns the floating-point operations of an action on a rank.
+
+    Args:
+        action: a computation.
+        sizes: its stage.
+    """
+    number = 2 if action.kind is Kind.BACKWARD else 1
+    is_recomputed = sizes.job.layout.recompute == "full" and action.kind in (Kind.BACKWARD, Kind.BACKWARD_INPUT)
+    return number * sizes.forward_work + (sizes.num_blocks * sizes.block_work if is_recomputed else 0.0)
 
 
 def _collective(sizes: StageSizes, kind: OperationKind, what: str, num_bytes: float) -> Iterator[Operation]:
@@ -81,7 +85,7 @@ def _block_forward(action: Action, sizes: StageSizes, block: int, *, again: bool
 
 def _block_backward(action: Action, sizes: StageSizes, block: int) -> Iterator[Operation]:
     in_pieces, size = sizes.job.layout.sequence_parallel, sizes.boundary_bytes
-    small = float(ACTIVATION_BYTES * sizes.job.model.hidden_size)
+    small = float(sizes.job.activation_bytes * sizes.job.model.hidden_size)
     for part in ("feed-forward", "attention"):
         what = f"gradients of {part} of block {block} in {action}"
         if not in_pieces:

@@ -11,9 +11,6 @@ from dataclasses import dataclass
 from strategies.planning.dry_run.job import Job
 from strategies.planning.step_bytes import activation_bytes_of_layer
 
-#: Bytes of a number of an activation, in half precision.
-ACTIVATION_BYTES = 2
-
 
 @dataclass(frozen=True)
 class StageSizes:
@@ -71,7 +68,9 @@ class StageSizes:
     def boundary_bytes(self) -> float:
         """The bytes of a micro-batch's hidden states, whole."""
         model = self.job.model
-        return float(ACTIVATION_BYTES * self.job.layout.microbatch_size * model.sequence_length * model.hidden_size)
+        return float(
+            self.job.activation_bytes * self.job.layout.microbatch_size * model.sequence_length * model.hidden_size
+        )
 
     @property
     def message_bytes(self) -> float:

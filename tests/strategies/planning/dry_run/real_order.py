@@ -1,80 +1,130 @@
-"""Trains a small transformer on several meshes, on both of two ranks, and writes which collectives each rank traces."""
+"""Trains a small transformer on several meshes, on all ranks of a job, and writes what each rank traces.
+
+The step is that of `strategies.planning.dry_run`: the table of tokens also makes the logits, and there is no
+normalization at the end.
+"""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import keras
 import numpy as np
 import tensorflow as tf
-from gpt.model import Sizes, build_model
+from keras import layers
 
 import keras_ext
 import strategies
-from strategies.collectives.ledger import Ledger
-from strategies.control_plane import Wait
+from strategies.collectives.tf_runtime import channel, collectives
 
-SIZES = Sizes(num_tokens=64, sequence_length=16, num_layers=4, num_heads=2, units=32)
-ROWS, NUM_MICROBATCHES = 8, 4
-#: By name, the mesh and the options of the strategy, and the options of the pipeline.
-CASES: dict[str, tuple[dict[str, int], dict[str, Any], dict[str, Any]]] = {
-    "data": ({"data": 2}, {}, {}),
-    "optimizer": ({"data": 2}, {"shard": "optimizer"}, {}),
-    "weights": ({"data": 2}, {"shard": "weights"}, {}),
-    "tensor": ({"tensor": 2}, {}, {}),
-    "sequence": ({"tensor": 2}, {}, {"sequence_parallel": True}),
-    "1f1b": ({"pipe": 2}, {}, {"schedule": "1f1b"}),
-    "zb_v": ({"pipe": 2}, {}, {"schedule": "zb_v"}),
+BLOCKS, UNITS, HEADS, TOKENS, VOCABULARY = 4, 32, 2, 16, 64
+ROWS, NUM_MICROBATCHES, BUCKET_BYTES = 8, 4, 2**14
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A mesh, and options: of the strategy, of `parallelize`, and the schedule of the pipeline."""
+
+    mesh: Mapping[str, int]
+    shard: str | None = None
+    sequence_parallel: bool = False
+    schedule: str = "1f1b"
+
+
+SETTINGS: dict[str, Setting] = {
+    "data": Setting({"data": 2}),
+    "optimizer": Setting({"data": 2}, shard="optimizer"),
+    "weights": Setting({"data": 2}, shard="weights"),
+    "tensor": Setting({"tensor": 2}),
+    "sequence": Setting({"tensor": 2}, sequence_parallel=True),
+    "1f1b": Setting({"pipe": 2}),
+    "interleaved": Setting({"pipe": 2}, schedule="interleaved_1f1b"),
+    "zb_v": Setting({"pipe": 2}, schedule="zb_v"),
+    "pipe, tensor": Setting({"pipe": 2, "tensor": 2}),
+    "pipe, sequence": Setting({"pipe": 2, "tensor": 2}, sequence_parallel=True),
+    "data, pipe": Setting({"data": 2, "pipe": 2}),
+    "data, tensor, weights": Setting({"data": 2, "tensor": 2}, shard="weights"),
+    "data, pipe, weights": Setting({"data": 2, "pipe": 2}, shard="weights"),
 }
 
 
 @contextmanager
-def recorded() -> Iterator[list[Wait]]:
-    """Yields the collectives that are traced in the block, in order."""
-    found: list[Wait] = []
-    entry = Ledger.entry
+def recorded() -> Iterator[list[list[Any]]]:
+    """Yields (kind, axis or ranks, bytes of the whole tensor) of what is traced in the block, in order."""
+    found: list[list[Any]] = []
+    run = collectives.TensorFlowCollectives._run
+    send, recv = channel.RuntimeChannel.send, channel.RuntimeChannel.recv
 
-    def noted(self: Ledger, wait: Wait, device: str | None = None) -> Any:
-        made = entry(self, wait, device)
-        if not tf.executing_eagerly() and not made.is_eager:
-            found.append(made.wait)
-        return made
+    def ran(self: Any, body: Any, tensors: Any, axis: str, *key: Any, **options: Any) -> Any:
+        size = self.mesh.axis_size(axis)
+        if not tf.executing_eagerly() and size > 1:
+            number = (tensors[0].shape.num_elements() or 0) * tensors[0].dtype.size
+            found.append([key[0], axis, number * size if key[0] == "all_gather" else number])
+        return run(self, body, tensors, axis, *key, **options)
 
-    Ledger.entry = noted  # type: ignore[method-assign]
-    try:
+    def sent(self: Any, values: Any, tag: int = 0) -> Any:
+        for value, (_, group, _) in zip(values, self._sends, strict=True):
+            found.append(["send", list(group.ranks), (value.shape.num_elements() or 0) * value.dtype.size])
+        return send(self, values, tag)
+
+    def received(self: Any, shapes: Any, dtype: Any, tag: int = 0) -> Any:
+        for shape, (_, group, _) in zip(shapes, self._receives, strict=True):
+            found.append(["receive", list(group.ranks), int(np.prod(shape)) * dtype.size])
+        return recv(self, shapes, dtype, tag)
+
+    with ExitStack() as stack:
+        stack.enter_context(mock.patch.object(collectives.TensorFlowCollectives, "_run", ran))
+        stack.enter_context(mock.patch.object(channel.RuntimeChannel, "send", sent))
+        stack.enter_context(mock.patch.object(channel.RuntimeChannel, "recv", received))
         yield found
-    finally:
-        Ledger.entry = entry  # type: ignore[method-assign]
 
 
-def traced(name: str) -> list[Wait]:
-    """Returns the collectives of a training step of a case."""
-    mesh, options, more = CASES[name]
-    more = dict(more)
-    strategy = strategies.MultiWorkerMirroredStrategy(mesh=mesh, **options)
+def build_model(*, sequence_parallel: bool) -> keras.Model:
+    """Returns the model; its logits are in pieces along the axis "tensor"."""
+    table = keras_ext.VocabParallelReversibleEmbedding(VOCABULARY, UNITS, gather_output=False, name="table")
+    # A regularizer makes the gradient of a table dense.
+    regularizer = keras.regularizers.L2(0.0)
+    embed = keras_ext.VocabParallelEmbedding(TOKENS, UNITS, embeddings_regularizer=regularizer, name="positions")
+    tokens, positions = keras.Input((TOKENS,), dtype="int32"), keras.Input((TOKENS,), dtype="int32")
+    x = layers.Add()([table(tokens), embed(positions)])
+    for number in range(BLOCKS):
+        x = keras_ext.ParallelTransformerBlock(
+            UNITS, HEADS, 4 * UNITS, sequence_parallel=sequence_parallel, kind="decoder", name=f"block{number}"
+        )(x)
+    return keras.Model([tokens, positions], table(x, reverse=True))
+
+
+def traced(setting: Setting) -> list[list[Any]]:
+    """Returns what this rank traces in a training step."""
+    options = tf.distribute.experimental.CommunicationOptions(bytes_per_pack=BUCKET_BYTES)
+    strategy = strategies.MultiWorkerMirroredStrategy(
+        mesh=dict(setting.mesh), shard=setting.shard, communication_options=options
+    )
     with strategy.scope():
-        model = build_model(SIZES)
-        if "tensor" in mesh:
-            model = keras_ext.parallelize(model, **more)
-        elif "pipe" in mesh:
-            model = keras_ext.PipelineModel(model, partition="uniform", num_microbatches=NUM_MICROBATCHES, **more)
-        model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    tokens = np.zeros((ROWS, SIZES.sequence_length), "int32")
-    data = tf.data.Dataset.from_tensors((tokens, tokens))
+        model = build_model(sequence_parallel=setting.sequence_parallel)
+        if "pipe" in setting.mesh:
+            cuts = ["block1", "block2", "block3"] if setting.schedule in ("interleaved_1f1b", "zb_v") else ["block2"]
+            model = keras_ext.PipelineModel(
+                model, partition=cuts, num_microbatches=NUM_MICROBATCHES, schedule=setting.schedule
+            )
+        loss = keras_ext.VocabParallelSparseCategoricalCrossentropy()
+        model.compile(keras.optimizers.Adam(), loss)
+    tokens = np.zeros((ROWS, TOKENS), "int32")
+    data = tf.data.Dataset.from_tensors(((tokens, tokens), tokens))
     with recorded() as found:
-        model.fit(data, epochs=1, verbose=0)
+        model.fit(data, epochs=1, verbose=0, shuffle=False)
     return found
 
 
 if __name__ == "__main__":
-    folder = Path(sys.argv[1])
-    # The strategy that is made first starts the runtime.
+    folder, *names = sys.argv[1:]
     rank = strategies.Cluster.from_environment().rank
-    names = sys.argv[2:] or list(CASES)
-    rows = {name: [[w.kind, list(w.members), w.key, w.what, w.form] for w in traced(name)] for name in names}
-    (folder / f"rank{rank}.json").write_text(json.dumps(rows))
+    rows = {name: traced(SETTINGS[name]) for name in names}
+    (Path(folder) / f"rank{rank}.json").write_text(json.dumps(rows))
