@@ -54,7 +54,7 @@ class StageSizes:
         h = model.hidden_size
         attention = [h, h, *[h * h // t, h // t] * 3, h * h // t, h]
         feed_forward = [h, h, 4 * h * h // t, 4 * h // t, 4 * h * h // t, h]
-        tables = [self.table_parameters, model.sequence_length * h] if self.is_first else []
+        tables = [self.table_parameters, -(-model.sequence_length // t) * h] if self.is_first else []
         copy = [self.table_parameters] if self.is_last and self.has_copied_table else []
         return (*tables, *(attention + feed_forward) * self.num_blocks, *copy)
 

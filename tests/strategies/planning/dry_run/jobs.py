@@ -20,9 +20,9 @@ def job(
     stages: tuple[int, ...] | None = None,
     **layout: Any,
 ) -> Job:
-    """Returns a job of 12 blocks with one row in a micro-batch, on hosts of four ranks."""
+    """Returns a job of 12 blocks on hosts of four ranks, with one row in a micro-batch unless `layout` says otherwise."""
     made = Layout(data, pipe, tensor, **{"host_size": 4, **layout})
-    return Job.create(MODEL, made, data * num_microbatches, schedule=schedule, stages=stages)
+    return Job.create(MODEL, made, data * num_microbatches * made.microbatch_size, schedule=schedule, stages=stages)
 
 
 def dry_run(*args: Any, **options: Any) -> DryRun:

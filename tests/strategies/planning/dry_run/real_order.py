@@ -126,5 +126,8 @@ def traced(setting: Setting) -> list[list[Any]]:
 if __name__ == "__main__":
     folder, *names = sys.argv[1:]
     rank = strategies.Cluster.from_environment().rank
-    rows = {name: traced(SETTINGS[name]) for name in names}
+    rows = {}
+    for name in names:
+        print(name, flush=True)
+        rows[name] = traced(SETTINGS[name])
     (Path(folder) / f"rank{rank}.json").write_text(json.dumps(rows))
