@@ -9,6 +9,7 @@ from statistics import mean
 from strategies.planning.dry_run.job import Job
 from strategies.planning.dry_run.passes import work_of
 from strategies.planning.dry_run.stage_sizes import StageSizes
+from strategies.schedules import Kind
 from strategies.schedules.partition import Cost, balanced
 
 #: The fraction of the mean by which a rank may have more before it is reported.
@@ -25,8 +26,8 @@ class PositionSizes:
         work: the floating-point operations of a step.
         idle: the part of the time of all passes in which it waits for other positions.
         state_bytes: the bytes of weights, gradients and slots.
-        activation_bytes: the bytes of the activations that the schedule holds.
-        num_held: the largest number of micro-batches whose activations a stage holds.
+        activation_bytes: the largest number of bytes of activations that it holds at a time.
+        num_held: the number of forward passes whose activations these are.
     """
 
     stages: tuple[int, ...]
@@ -59,7 +60,7 @@ def position_sizes(job: Job) -> tuple[PositionSizes, ...]:
     found = []
     for position in range(schedule.num_devices):
         own = [each for each in stages if schedule.device_of(each.stage) == position]
-        held = [schedule.num_held(each.stage) for each in own]
+        held, num_held = _most_held(job, position, stages)
         found.append(
             PositionSizes(
                 tuple(each.stage for each in own),
@@ -67,11 +68,25 @@ def position_sizes(job: Job) -> tuple[PositionSizes, ...]:
                 work[position],
                 1 - work[position] / longest,
                 sum(each.state_bytes for each in own),
-                sum(number * each.activation_bytes for number, each in zip(held, own, strict=True)),
-                max(held),
+                held,
+                num_held,
             )
         )
     return tuple(found)
+
+
+def _most_held(job: Job, position: int, stages: Sequence[StageSizes]) -> tuple[float, int]:
+    """Returns the most bytes of activations that a position holds at a time, and the number of their passes."""
+    most = (0.0, 0)
+    num_bytes, number = 0.0, 0
+    for action in job.schedule.devices[position]:
+        # Gradients of weights are the last that need activations.
+        if action.kind in (Kind.FORWARD, job.schedule.kinds[-1]):
+            sign = 1 if action.kind is Kind.FORWARD else -1
+            num_bytes += sign * stages[action.stage].activation_bytes
+            number += sign
+            most = max(most, (num_bytes, number))
+    return most
 
 
 def imbalances(
@@ -87,22 +102,24 @@ def imbalances(
     """
     found = []
     work = [each.work for each in positions]
-    if max(work) > (1 + tolerance) * mean(work):
-        most = work.index(max(work))
-        best = most_even_stages(job)
-        advice = f" The most even stages are --stages={','.join(map(str, best))}." if best != job.stages else ""
-        ends = " and the logits" if job.schedule.num_stages - 1 in positions[most].stages else ""
-        found.append(
-            f"Position {most} along 'pipe' computes {max(work) / mean(work):.2f} times the mean of all positions: "
-            f"{_blocks(positions[most].blocks)}{ends}. The others wait for it.{advice}"
-        )
+    best = most_even_stages(job)
+    for position, each in enumerate(positions):
+        ratio = each.work / mean(work)
+        if ratio > 1 + tolerance:
+            ends = " and the logits" if job.schedule.num_stages - 1 in each.stages else ""
+            found.append(
+                f"Position {position} along 'pipe' computes {ratio:.2f} times the mean of all positions: "
+                f"{_blocks(each.blocks)}{ends}. The others wait for it."
+            )
+    if found and best != job.stages:
+        found.append(f"The most even stages are --stages={','.join(map(str, best))}.")
     held = [each.num_bytes for each in positions]
     if max(held) > (1 + tolerance) * mean(held):
         most = held.index(max(held))
         found.append(
             f"Position {most} along 'pipe' holds {max(held) / 1e9:.1f} GB, {max(held) / mean(held):.2f} times the mean "
-            f"of all positions; {positions[most].activation_bytes / 1e9:.1f} GB are activations of up to "
-            f"{positions[most].num_held} micro-batches."
+            f"of all positions; {positions[most].activation_bytes / 1e9:.1f} GB are activations of "
+            f"{positions[most].num_held} forward passes."
         )
     if leaving and max(leaving.values()) > (1 + tolerance) * mean(leaving.values()):
         most = max(leaving, key=lambda host: leaving[host])

@@ -7,6 +7,7 @@ stage compute it and send its results; the ranks that use them receive at the sa
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 
 from strategies.planning.dry_run.gradients import ReplicaExchange
@@ -31,13 +32,14 @@ def programs_of(job: Job) -> tuple[Program, ...]:
 def _program(job: Job, position: int, order: Sequence[Action], stages: Sequence[StageSizes]) -> Iterator[Operation]:
     schedule, traffic = job.schedule, traffic_of(job)
     own = [sizes for sizes in stages if traffic.process_of[sizes.stage] == position]
-    exchange = ReplicaExchange(job, [number for sizes in own for number in sizes.parameters])
+    exchange = ReplicaExchange(job, own)
+    yield from exchange.before_passes()
     for action in order:
-        backward = action.kind is not Kind.FORWARD
         if traffic.process_of[action.stage] == position:
-            if action.kind is not Kind.BACKWARD_WEIGHT:
-                yield from exchange.before_pass(str(action), backward=backward)
-            yield from operations_of(action, stages[action.stage])
+            gathers = functools.partial(exchange.before_part, action=action)
+            yield from operations_of(action, stages[action.stage], gathers)
+            if action.kind is schedule.kinds[-1]:
+                yield from exchange.after_backward(action)
         if action.kind in (Kind.FORWARD, schedule.backward):
             yield from _messages(action, position, traffic, stages[action.stage])
     if stages[-1].has_copied_table:
@@ -63,7 +65,7 @@ def _messages(action: Action, position: int, traffic: Traffic, sizes: StageSizes
         if position in (source, target):
             kind = OperationKind.SEND if position == source else OperationKind.RECEIVE
             what = f"{'activations' if is_forward else 'gradients'} after {action}"
-            yield Operation(kind, what, "pipe", (source, target), sizes.message_bytes * len(values))
+            yield Operation(kind, what, "pipe", (source, target), sizes.boundary_bytes * len(values))
 
 
 def _table_messages(position: int, traffic: Traffic, stages: Sequence[StageSizes]) -> Iterator[Operation]:

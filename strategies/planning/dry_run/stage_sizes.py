@@ -11,6 +11,37 @@ from dataclasses import dataclass
 from strategies.planning.dry_run.job import Job
 from strategies.planning.step_bytes import activation_bytes_of_layer
 
+TABLES, LOGITS = "tables", "logits"
+
+
+def attention_of(block: int) -> str:
+    """Returns the name of a block's attention."""
+    return f"attention of block {block}"
+
+
+def feed_forward_of(block: int) -> str:
+    """Returns the name of a block's feed-forward part."""
+    return f"feed-forward of block {block}"
+
+
+@dataclass(frozen=True)
+class StageWeight:
+    """A weight of a stage on one rank.
+
+    Attributes:
+        parameters: its elements on the rank.
+        part: the part of the stage that uses it first: `TABLES`, `LOGITS`, or one of a block.
+        is_split: whether it is split over the axis "tensor".
+        is_shared: whether stages of other ranks use it as well: the table of tokens.
+        in_backward: whether the backward pass reads it.
+    """
+
+    parameters: int
+    part: str
+    is_split: bool = False
+    is_shared: bool = False
+    in_backward: bool = False
+
 
 @dataclass(frozen=True)
 class StageSizes:
@@ -45,18 +76,48 @@ class StageSizes:
         return -(-self.job.model.vocabulary_size // self.job.layout.num_tensor) * self.job.model.hidden_size
 
     @functools.cached_property
-    def parameters(self) -> tuple[int, ...]:
-        """The parameters of each weight on a rank, in the order of creation: tables, then block by block.
+    def weights(self) -> tuple[StageWeight, ...]:
+        """The weights on a rank in the order of their first use: tables, block by block, and the table of the logits.
 
         The last stage has a copy of the table of tokens if another rank has the first stage.
         """
-        model, t = self.job.model, self.job.layout.num_tensor
-        h = model.hidden_size
-        attention = [h, h, *[h * h // t, h // t] * 3, h * h // t, h]
-        feed_forward = [h, h, 4 * h * h // t, 4 * h // t, 4 * h * h // t, h]
-        tables = [self.table_parameters, -(-model.sequence_length // t) * h] if self.is_first else []
-        copy = [self.table_parameters] if self.is_last and self.has_copied_table else []
-        return (*tables, *(attention + feed_forward) * self.num_blocks, *copy)
+        found: list[StageWeight] = []
+        shared = self.has_copied_table
+        if self.is_first:
+            found.append(StageWeight(self.table_parameters, TABLES, True, shared, not shared))
+            found.append(StageWeight(-(-self.job.model.sequence_length // self._t) * self._h, TABLES, True))
+        for block in range(self.num_blocks):
+            found += self._attention(attention_of(block)) + self._feed_forward(feed_forward_of(block))
+        if self.is_last and shared:
+            found.append(StageWeight(self.table_parameters, LOGITS, True, True, True))
+        return tuple(found)
+
+    @property
+    def parameters(self) -> int:
+        """The parameters on a rank."""
+        return sum(each.parameters for each in self.weights)
+
+    def _attention(self, part: str) -> list[StageWeight]:
+        h, t = self._h, self._t
+        kernel = StageWeight(h * h // t, part, True, in_backward=True)
+        projection = [kernel, StageWeight(h // t, part, True)]
+        return [*self._normalization(part), *projection * 3, kernel, StageWeight(h, part)]
+
+    def _feed_forward(self, part: str) -> list[StageWeight]:
+        h, t = self._h, self._t
+        kernel = StageWeight(4 * h * h // t, part, True, in_backward=True)
+        return [*self._normalization(part), kernel, StageWeight(4 * h // t, part, True), kernel, StageWeight(h, part)]
+
+    def _normalization(self, part: str) -> list[StageWeight]:
+        return [StageWeight(self._h, part, in_backward=True), StageWeight(self._h, part)]
+
+    @property
+    def _h(self) -> int:
+        return self.job.model.hidden_size
+
+    @property
+    def _t(self) -> int:
+        return self.job.layout.num_tensor
 
     @property
     def has_copied_table(self) -> bool:
@@ -73,10 +134,10 @@ class StageSizes:
         )
 
     @property
-    def message_bytes(self) -> float:
-        """The bytes that a rank sends to the next stage: of a part of the sequence if it is cut."""
-        layout = self.job.layout
-        return self.boundary_bytes / (layout.num_tensor if layout.sequence_parallel else 1)
+    def logits_bytes(self) -> float:
+        """The bytes of a micro-batch's logits, whole."""
+        model, rows = self.job.model, self.job.layout.microbatch_size
+        return float(self.job.activation_bytes * rows * model.sequence_length * model.vocabulary_size)
 
     @property
     def forward_work(self) -> float:
@@ -107,7 +168,7 @@ class StageSizes:
     @property
     def state_bytes(self) -> float:
         """The bytes of weights, gradients and slots, as `shard` divides them."""
-        layout, parameters = self.job.layout, sum(self.parameters)
+        layout, parameters = self.job.layout, self.parameters
         of_slots = 1 if layout.shard is None else layout.num_data
         of_weights = layout.num_data if layout.shard == "weights" else 1
         return parameters * ((4 + 2 + 4) / of_weights + 8 / of_slots)

@@ -20,7 +20,7 @@ def job(
     stages: tuple[int, ...] | None = None,
     **layout: Any,
 ) -> Job:
-    """Returns a job of 12 blocks on hosts of four ranks, with one row in a micro-batch unless `layout` says otherwise."""
+    """Returns a job of 12 blocks on hosts of four ranks; a micro-batch has one row unless `layout` says otherwise."""
     made = Layout(data, pipe, tensor, **{"host_size": 4, **layout})
     return Job.create(MODEL, made, data * num_microbatches * made.microbatch_size, schedule=schedule, stages=stages)
 

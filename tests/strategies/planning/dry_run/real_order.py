@@ -23,6 +23,7 @@ from keras import layers
 import keras_ext
 import strategies
 from strategies.collectives.tf_runtime import channel, collectives
+from strategies.planning.transformer import Shard
 
 BLOCKS, UNITS, HEADS, TOKENS, VOCABULARY = 4, 32, 2, 16, 64
 ROWS, NUM_MICROBATCHES, BUCKET_BYTES = 8, 4, 2**14
@@ -33,7 +34,7 @@ class Setting:
     """A mesh, and options: of the strategy, of `parallelize`, and the schedule of the pipeline."""
 
     mesh: Mapping[str, int]
-    shard: str | None = None
+    shard: Shard = None
     sequence_parallel: bool = False
     schedule: str = "1f1b"
 
@@ -88,10 +89,10 @@ def recorded() -> Iterator[list[list[Any]]]:
 
 def build_model(*, sequence_parallel: bool) -> keras.Model:
     """Returns the model; its logits are in pieces along the axis "tensor"."""
-    table = keras_ext.VocabParallelReversibleEmbedding(VOCABULARY, UNITS, gather_output=False, name="table")
-    # A regularizer makes the gradient of a table dense.
-    regularizer = keras.regularizers.L2(0.0)
-    embed = keras_ext.VocabParallelEmbedding(TOKENS, UNITS, embeddings_regularizer=regularizer, name="positions")
+    # As in examples/gpt, a regularizer makes the gradients of tables dense.
+    dense = {"embeddings_regularizer": keras.regularizers.L2(0.0)}
+    table = keras_ext.VocabParallelReversibleEmbedding(VOCABULARY, UNITS, gather_output=False, name="table", **dense)
+    embed = keras_ext.VocabParallelEmbedding(TOKENS, UNITS, name="positions", **dense)
     tokens, positions = keras.Input((TOKENS,), dtype="int32"), keras.Input((TOKENS,), dtype="int32")
     x = layers.Add()([table(tokens), embed(positions)])
     for number in range(BLOCKS):
@@ -110,7 +111,8 @@ def traced(setting: Setting) -> list[list[Any]]:
     with strategy.scope():
         model = build_model(sequence_parallel=setting.sequence_parallel)
         if "pipe" in setting.mesh:
-            cuts = ["block1", "block2", "block3"] if setting.schedule in ("interleaved_1f1b", "zb_v") else ["block2"]
+            numbers = [1, 2, 3] if setting.schedule in ("interleaved_1f1b", "zb_v") else [2]
+            cuts = [f"block{number}/attention_normalization" for number in numbers]
             model = keras_ext.PipelineModel(
                 model, partition=cuts, num_microbatches=NUM_MICROBATCHES, schedule=setting.schedule
             )

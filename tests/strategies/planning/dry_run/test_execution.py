@@ -46,7 +46,7 @@ def test_all_schedules_end(
 def test_each_send_has_a_receive_and_members_call_the_same_in_one_order(schedule: str) -> None:
     run = dry_run(2, 2, 2, schedule=schedule, shard="optimizer", sequence_parallel=True)
     sent: Counter[object] = Counter()
-    calls: dict[tuple[object, int], list[object]] = {}
+    calls: dict[tuple[tuple[int, ...], int], list[object]] = {}
     for rank, program in enumerate(run.program_of_rank):
         for each in program:
             members = members_of(each, rank, run.placement)
@@ -57,8 +57,8 @@ def test_each_send_has_a_receive_and_members_call_the_same_in_one_order(schedule
                 calls.setdefault((members, rank), []).append(each.form)
     assert sent
     assert not any(sent.values())
-    for (members, _), forms in calls.items():
-        assert all(calls[members, member] == forms for member in members)
+    for (group, _), forms in calls.items():
+        assert all(calls[group, member] == forms for member in group)
 
 
 def test_messages_that_are_stored_need_no_order() -> None:

@@ -16,7 +16,7 @@ def exchanges(data: int, **options: object) -> tuple[list[Operation], float]:
     """Returns the operations along "data" of a job with small buckets, and the bytes of all weights."""
     made = replace(job(data, **options), bucket_bytes=2**18)  # type: ignore[arg-type]
     [program] = programs_of(made)
-    return [each for each in program if each.axis == "data"], 4.0 * sum(StageSizes(made, 0).parameters)
+    return [each for each in program if each.axis == "data"], 4.0 * StageSizes(made, 0).parameters
 
 
 @pytest.mark.parametrize("data", [2, 3, 8])

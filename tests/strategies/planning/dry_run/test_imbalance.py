@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from strategies.planning.dry_run.imbalance import imbalances, most_even_stages
+from strategies.planning.step_bytes import activation_bytes_of_layers
 from tests.strategies.planning.dry_run.jobs import dry_run, job
 
 
@@ -14,9 +15,10 @@ def test_equal_stages_are_even() -> None:
 
 def test_a_stage_with_twice_the_blocks() -> None:
     run = dry_run(1, 3, stages=(3, 6, 3), num_microbatches=24)
-    [work, *_] = run.imbalances
+    [work, advice, *_] = run.imbalances
     assert work.startswith("Position 1 along 'pipe' computes 1.")
-    assert "6 blocks. The others wait for it. The most even stages are --stages=4,4,4." in work
+    assert work.endswith("6 blocks. The others wait for it.")
+    assert advice == "The most even stages are --stages=4,4,4."
     idle = [each.idle for each in run.positions]
     assert idle[0] > 0.4
     assert idle[1] == min(idle) < 0.15
@@ -31,7 +33,7 @@ def test_memory_of_the_first_stage() -> None:
     run = dry_run(1, 4, num_microbatches=8, microbatch_size=8)
     found = [each for each in run.imbalances if "holds" in each]
     assert "Position 0 along 'pipe' holds" in found[0]
-    assert "activations of up to 4 micro-batches" in found[0]
+    assert "activations of 4 forward passes" in found[0]
 
 
 def test_hosts_that_send_more() -> None:
@@ -49,3 +51,12 @@ def test_the_most_even_stages(pipe: int) -> None:
     assert len(even) == pipe
     assert sum(even) == 12
     assert even[-1] <= min(even[:-1], default=12)
+
+
+@pytest.mark.parametrize(("pipe", "chunks"), [(4, 1), (4, 3), (3, 2), (2, 2), (2, 3)])
+def test_activations_are_those_of_the_planner(pipe: int, chunks: int) -> None:
+    run = dry_run(1, pipe, num_microbatches=12, num_chunks=chunks)
+    expected = activation_bytes_of_layers(run.job.model, run.job.layout)
+    assert run.positions[0].activation_bytes == pytest.approx(expected)
+    # Of a forward pass for each chunk.
+    assert run.positions[0].num_held == chunks * pipe + (pipe - 1 if chunks > 1 else 0)

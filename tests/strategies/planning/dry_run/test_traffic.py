@@ -10,7 +10,7 @@ from tests.strategies.planning.dry_run.jobs import dry_run
 
 def test_replicas_on_two_hosts() -> None:
     run = dry_run(8)
-    size = 4 * sum(StageSizes(run.job, 0).parameters)
+    size = 4 * StageSizes(run.job, 0).parameters
     each = 2 * 7 / 8 * size
     # A ring over both hosts leaves each of them once.
     assert run.traffic.inside == pytest.approx({"data": 6 * each})
@@ -30,7 +30,7 @@ def test_shards_inside_hosts() -> None:
 def test_stages_on_several_hosts() -> None:
     run = dry_run(1, 3, 4, num_microbatches=5)
     sizes = StageSizes(run.job, 0)
-    [message, table] = [4 * 5 * sizes.message_bytes, 4 * 4.0 * sizes.table_parameters]
+    [message, table] = [4 * 5 * sizes.boundary_bytes, 4 * 4.0 * sizes.table_parameters]
     assert run.traffic.links == pytest.approx(
         {
             (0, 1): message,
