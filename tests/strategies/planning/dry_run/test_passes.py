@@ -45,3 +45,11 @@ def test_without_shards_there_are_no_collectives() -> None:
     sizes = StageSizes(job(1, 3), 2)
     for kind in (Kind.FORWARD, Kind.BACKWARD):
         assert [each.kind for each in operations_of(Action(2, kind, 0), sizes)] == [OperationKind.COMPUTE]
+
+
+def test_sequence_parallelism_gets_and_returns_whole_sequences() -> None:
+    forward = [SCATTER, GATHER, SCATTER, GATHER, SCATTER, GATHER, SCATTER, GATHER]
+    assert kinds(Kind.FORWARD, 1, sequence_parallel=True) == forward
+    of_part = [GATHER, SUM, SCATTER, SUM, SUM]
+    backward = [*of_part * 3, GATHER, GATHER, SUM, SUM]
+    assert kinds(Kind.BACKWARD, 1, sequence_parallel=True) == backward
