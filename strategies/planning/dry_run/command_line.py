@@ -10,8 +10,10 @@ from strategies.planning.dry_run.job import Job
 from strategies.planning.dry_run.report import as_json, as_text
 from strategies.planning.dry_run.run import DryRun
 from strategies.planning.hardware import Gpu
+from strategies.planning.layout import Layout
+from strategies.planning.resnet import ResNet
 from strategies.planning.search import search
-from strategies.planning.transformer import Layout, Transformer
+from strategies.planning.transformer import Transformer
 from strategies.schedules import SCHEDULES
 from strategies.topology.axes import resolve_sizes
 from strategies.topology.mesh import DeviceMesh
@@ -25,13 +27,13 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     flags.add_argument("--dry-run", action="store_true", help="run the best mesh dry, or the one of --mesh")
     flags.add_argument("--mesh", help="a mesh such as data=8,pipe=8,tensor=8; one size may be -1")
     flags.add_argument("--micro-batch", type=int, help="rows of a micro-batch")
-    flags.add_argument("--schedule", choices=SCHEDULES, help="of the pipeline; by default 1f1b")
+    flags.add_argument("--schedule", choices=SCHEDULES, help="of the pipeline; by default that of the best layout")
     flags.add_argument("--stages", help="blocks of each stage, such as 3,5,4,4; by default equal")
     flags.add_argument("--shard", choices=("optimizer", "gradients", "weights"), help="the state that replicas shard")
     flags.add_argument("--ranks", action="store_true", help="also print a line for each rank")
 
 
-def run(flags: argparse.Namespace, model: Transformer, gpu: Gpu) -> tuple[str, bool]:
+def run(flags: argparse.Namespace, model: Transformer | ResNet, gpu: Gpu) -> tuple[str, bool]:
     """Runs dry what the flags describe; returns the report, and True if there is no deadlock.
 
     Args:
@@ -42,6 +44,8 @@ def run(flags: argparse.Namespace, model: Transformer, gpu: Gpu) -> tuple[str, b
     Raises:
         ValueError: the flags do not fit together.
     """
+    if isinstance(model, ResNet):
+        raise ValueError("A dry run is of a transformer: give --layers, --hidden and --heads. Received: --resnet.")
     layout = _layout(flags, model, gpu)
     stages = None if flags.stages is None else _numbers(flags.stages)
     made = DryRun.create(Job.create(model, layout, flags.batch, schedule=flags.schedule, stages=stages))
@@ -59,14 +63,18 @@ def _layout(flags: argparse.Namespace, model: Transformer, gpu: Gpu) -> Layout:
         sizes = resolve_sizes(DeviceMesh.axes_of(flags.mesh), flags.gpus)
         layout = next((each.layout for each in found if _is_on(each.layout, sizes)), _plain(flags, model, sizes))
     if flags.stages is not None and flags.schedule is None:
-        layout = replace(layout, num_chunks=max(1, len(_numbers(flags.stages)) // layout.num_stages))
+        chunks = max(1, len(_numbers(flags.stages)) // layout.num_stages)
+        layout = replace(layout, num_chunks=chunks, schedule="1f1b")
     if flags.micro_batch is not None:
         layout = replace(layout, microbatch_size=flags.micro_batch)
     return layout if flags.shard is None else replace(layout, shard=flags.shard)
 
 
 def _is_on(layout: Layout, sizes: Mapping[str, int]) -> bool:
-    return all(sizes.get(axis, 1) == size for axis, size in layout.mesh.items()) and sizes.get("expert", 1) == 1
+    return (
+        all(sizes.get(axis, 1) == size for axis, size in layout.mesh.items())
+        and sizes.get("expert", 1) == layout.num_expert
+    )
 
 
 def _plain(flags: argparse.Namespace, model: Transformer, sizes: Mapping[str, int]) -> Layout:

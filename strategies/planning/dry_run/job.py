@@ -6,11 +6,12 @@ import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from strategies.planning.transformer import Layout, Transformer
+from strategies.planning.layout import Layout, ScheduleName
+from strategies.planning.transformer import Transformer
 from strategies.schedules import SCHEDULES, Schedule, validate
 
-#: The schedules with two stages on each device.
-_TWO_STAGES = ("zb_v", "v_half")
+#: The schedules that a `Layout` names. Of others, it has those of 1F1B.
+_NAMED: Mapping[str, ScheduleName] = {"zb_h1": "zb_h1", "zb_v": "zb_v", "v_half": "v_half"}
 
 
 @dataclass(frozen=True)
@@ -67,21 +68,24 @@ class Job:
             model: the model.
             layout: the mesh, and how a batch is computed on it.
             batch_size: rows of the global batch.
-            schedule: the name of a schedule; None for 1F1B, interleaved if the layout has chunks.
+            schedule: the name of a schedule; None for that of the layout.
             stages: the number of blocks of each stage; None for equal ones, larger ones first.
 
         Raises:
             ValueError: an unknown schedule, or stages or rows that do not divide.
         """
-        name = schedule or ("interleaved_1f1b" if layout.num_chunks > 1 else "1f1b")
+        name = schedule or ("interleaved_1f1b" if layout.num_chunks > 1 else layout.schedule)
         if name not in SCHEDULES:
             raise ValueError(f"The schedules are {', '.join(SCHEDULES)}. Received: schedule={name!r}.")
-        if name in _TWO_STAGES or (name == "interleaved_1f1b" and layout.num_chunks == 1):
-            layout = replace(layout, num_chunks=2)
-        elif name != "interleaved_1f1b":
-            layout = replace(layout, num_chunks=1)
+        if model.experts is not None or model.lora is not None or layout.num_expert > 1:
+            raise ValueError(
+                "A dry run is of a transformer without experts and adapters: leave them out. Received: "
+                f"experts={model.experts}, lora={model.lora}, num_expert={layout.num_expert}."
+            )
+        chunks = max(2, layout.num_chunks) if name == "interleaved_1f1b" else 1
+        layout = replace(layout, num_chunks=chunks, schedule=_NAMED.get(name, "1f1b"))
         layout.num_microbatches(batch_size)
-        number = layout.num_stages * layout.num_chunks
+        number = layout.num_stages * layout.chunks_of_device
         if stages is None:
             even, more = divmod(model.num_layers, number)
             stages = [even + (k < more) for k in range(number)]
@@ -90,7 +94,7 @@ class Job:
     @property
     def chunks(self) -> int:
         """The stages of each position along "pipe"."""
-        return self.layout.num_chunks
+        return self.layout.chunks_of_device
 
     @property
     def mesh(self) -> Mapping[str, int]:

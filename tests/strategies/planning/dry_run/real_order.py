@@ -23,7 +23,7 @@ from keras import layers
 import keras_ext
 import strategies
 from strategies.collectives.tf_runtime import channel, collectives
-from strategies.planning.transformer import Shard
+from strategies.planning.layout import Shard
 
 BLOCKS, UNITS, HEADS, TOKENS, VOCABULARY = 4, 32, 2, 16, 64
 ROWS, NUM_MICROBATCHES, BUCKET_BYTES = 8, 4, 2**14
