@@ -1,4 +1,7 @@
-"""Runs a job dry: its ranks, their programs, the execution of these, and the findings."""
+"""Runs a job dry: its ranks, their programs, the execution of these, and the findings.
+
+The contract is tested by the tests of its parts, with `tests/strategies/planning/dry_run/test_real_order.py`.
+"""
 
 from __future__ import annotations
 
