@@ -11,6 +11,7 @@ from typing import Any
 import keras
 
 import strategies
+from strategies import layer_api
 
 # Reading the waiting times takes up to 0.1 ms, and nobody reads a progress bar more often than this.
 _SECONDS_BETWEEN_READS = 0.5
@@ -104,6 +105,7 @@ class Throughput(keras.callbacks.Callback):
         if not unit.isidentifier():
             raise ValueError(f"unit must be one word, such as 'images' or 'tokens'. Received: unit={unit!r}.")
         self._units_per_step = float(units_per_step)
+        self._unit = unit
         self._name = f"{unit}_per_second"
         self._all = _Stretch()
         self._is_first_execution = True
@@ -141,6 +143,7 @@ class Throughput(keras.callbacks.Callback):
         except (AttributeError, ValueError):  # plain Keras, another backend or another's strategy
             self._measures = False
         self._is_first_execution = True
+        layer_api.note_units(self._units_per_step, self._unit)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Starts the clock; in the first epoch the clock starts later, at the end of the first execution."""

@@ -46,7 +46,7 @@ and a line on stderr gives its path; otherwise it is removed.
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from strategies.launching.agent import Settings, run_node
@@ -55,11 +55,12 @@ from strategies.launching.endpoint import Endpoint
 from strategies.launching.environment import World, rank_environment
 from strategies.launching.flags import MASTER_ADDR, MASTER_PORT, parsed
 from strategies.launching.folder import JobFolder
-from strategies.launching.links import Hub, Spoke, Team
+from strategies.launching.links import Hub, Relay, Spoke, Team
 from strategies.launching.messages import Start
-from strategies.launching.nodes import Rendezvous, announcement, rendezvous
+from strategies.launching.nodes import Rendezvous, announcement, log_to_stderr, rendezvous
 from strategies.launching.ports import LaunchError, ReservedPorts
 from strategies.launching.processes import Task
+from strategies.launching.status_service import StatusService
 from strategies.topology.cores import partition_cores, usable_cores
 from strategies.topology.rank_end import read_reason
 
@@ -88,7 +89,7 @@ def _launch(flags: argparse.Namespace) -> int:
     plan = _Plan(flags)
     try:
         ports = plan.renew()
-        policy = Policy(flags.max_restarts, flags.min_procs, flags.grace_seconds)
+        policy = Policy(flags.max_restarts, flags.min_procs, flags.grace_seconds, flags.status is not None)
         if flags.nnodes == 1:
             own = announcement(0, 1, ports, MASTER_ADDR)
             found = Rendezvous({0: own}, {})
@@ -98,16 +99,20 @@ def _launch(flags: argparse.Namespace) -> int:
             )
             endpoint = Endpoint(flags.master_addr, flags.master_port or MASTER_PORT, flags.rdzv_timeout)
             found = rendezvous(own, endpoint, policy.check)
-        return run_node(_team(found, policy, flags), plan, Settings(own, flags.grace_seconds, flags.node_timeout))
+        plan.status = status = StatusService(own, flags.status, log_to_stderr)
+        settings = Settings(own, flags.grace_seconds, flags.node_timeout)
+        return run_node(_team(found, policy, flags, status), plan, settings, status)
     finally:
+        if plan.status is not None:
+            plan.status.close()
         plan.release()
         plan.close_folder(ended_well=False)
 
 
-def _team(found: Rendezvous, policy: Policy, flags: argparse.Namespace) -> Team:
+def _team(found: Rendezvous, policy: Policy, flags: argparse.Namespace, relay: Relay) -> Team:
     if found.nodes:
-        return Hub(Coordinator(found.nodes, policy), found.links, flags.node_timeout)
-    return Spoke(found.links[0], flags.node_timeout, flags.grace_seconds)
+        return Hub(Coordinator(found.nodes, policy), found.links, flags.node_timeout, relay)
+    return Spoke(found.links[0], flags.node_timeout, flags.grace_seconds, relay)
 
 
 class _Plan:
@@ -119,6 +124,8 @@ class _Plan:
         self._reserved: ReservedPorts | None = None
         self._folder: JobFolder | None = None
         self._master_port = 0
+        #: The status of the job, which the ranks report to.
+        self.status: StatusService | None = None
 
     def renew(self) -> tuple[int, ...]:
         """Returns free ports for the processes, and holds them until `tasks` is called."""
@@ -161,12 +168,16 @@ class _Plan:
             start.max_restarts,
             self._folder.path,
         )
+        environment: Mapping[str, str] = os.environ
+        if self.status is not None:
+            self.status.begin(start)
+            environment = self.status.environment(environment)
         interpreter = [] if flags.no_python else [sys.executable, *(["-m"] if flags.module else [])]
         return [
             Task(
                 rank=world.first_rank + i,
                 command=[*interpreter, flags.script, *flags.script_args],
-                environment=rank_environment(world, i, len(cores), os.environ),
+                environment=rank_environment(world, i, len(cores), environment),
                 cores=None if flags.no_pin else cores,
             )
             for i, cores in enumerate(self._cores)

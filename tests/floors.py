@@ -101,11 +101,18 @@ ROOMS = (
     Room("port users", 0, ("strategies.topology.port_users",)),
     # Standard library only: the launcher and its ranks share it.
     Room("rank end", 0, ("strategies.topology.rank_end",)),
+    # Standard library only: launchers and ranks fill it, and the command that shows a job starts fast.
+    Room(
+        "monitoring",
+        0,
+        ("strategies.monitoring", "strategies.status"),
+        rooms=("files", "text tables", "control plane", "monitoring"),
+    ),
     Room(
         "launcher",
         0,
         ("strategies.launch", "strategies.launching"),
-        rooms=("cores", "port users", "rank end", "control plane", "launcher"),
+        rooms=("cores", "port users", "rank end", "control plane", "monitoring", "launcher"),
     ),
     Room(
         "devices",
@@ -212,6 +219,7 @@ ROOMS = (
             "devices",
             "internals",
             "control plane",
+            "monitoring",
             "collectives",
             "batches",
             "row values",
@@ -248,6 +256,7 @@ ROOMS = (
             "topology",
             "internals",
             "control plane",
+            "monitoring",
             "collectives",
             "batches",
             "replica",

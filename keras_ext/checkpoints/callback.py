@@ -245,12 +245,17 @@ class Checkpoints(keras.callbacks.Callback):
         if self._saves is not None:
             # The logs go on while the files are written.
             state = {**state, "sharded": True, "history": {key: list(own) for key, own in self.history.items()}}
+
+            def complete() -> None:
+                self._files.finish(name, state)
+                layer_api.note_save(self._files.shards(name))
+
             self._saves.save(
                 model,
                 self._files.shards(name),
                 lambda: self._tensors.find(model),
                 lambda: self._files.begin_shards(name),
-                lambda: self._files.finish(name, state),
+                complete,
             )
             return
         of_adapters = layer_api.values_of(model, layer_api.adapters_in(model))

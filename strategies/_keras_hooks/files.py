@@ -14,6 +14,7 @@ from typing import Any, Concatenate
 import keras
 import tensorflow as tf
 
+from strategies._keras_hooks import watching
 from strategies._keras_hooks.addresses import legacy_h5_format, saving_api, saving_lib
 from strategies._keras_hooks.plain_copies import plain_form
 from strategies._keras_hooks.stored_values import reading_in_ranges
@@ -70,10 +71,14 @@ def _save(
     if engine is None:
         return original(model, filepath, *args, **kwargs)
     if engine.num_processes == 1:
-        return write(filepath)
+        result = write(filepath)
+        watching.note_save(filepath)
+        return result
     # Checked on all processes, so that all raise the error, not only the one that reads the accumulators.
     check_known(accumulators_of(getattr(model, "optimizer", None)))
-    return write_on_rank_0(engine, filepath, variables_of(model), write)
+    saved = write_on_rank_0(engine, filepath, variables_of(model), write)
+    watching.note_save(filepath)
+    return saved
 
 
 def _save_legacy(

@@ -8,6 +8,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from strategies._keras_hooks import watching
 from strategies._keras_hooks.addresses import (
     ArrayDataAdapter,
     PyDatasetAdapter,
@@ -52,6 +53,7 @@ def _epoch_iterator(
             agree_on_random_state(engine.process_group)
     original(iterator, reader, **kwargs)
     iterator._distribute_strategy = distribute_strategy
+    watching.note_batches(iterator, kwargs.get("x"))
     if isinstance(iterator._distributed_dataset, (AgreedDataset, ComparedDataset)):
         are_arrays = isinstance(iterator.data_adapter, ArrayDataAdapter)
         iterator._distributed_dataset.compare_next(are_arrays=are_arrays)

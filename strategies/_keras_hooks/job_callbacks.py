@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import keras
 
-from strategies._keras_hooks import agreement
+from strategies._keras_hooks import agreement, watching
 from strategies.control_plane import Member
 from strategies.control_plane.preemption import Preemption
 from strategies.control_plane.stragglers import stragglers
@@ -37,12 +37,14 @@ class FirstCallback(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: Mapping[str, float] | None = None) -> None:
         """Notes that a training begins, in which all processes stop after the same step."""
+        watching.note_begin(self.params or {})
         here = member(self.model)
         if here is not None and here.stops is not None:
             here.stops.begin()
 
     def on_epoch_begin(self, epoch: int, logs: Mapping[str, float] | None = None) -> None:
-        """Notes the epoch, for messages."""
+        """Notes the epoch, for messages and for those who watch the job."""
+        watching.note_epoch(epoch)
         here = member(self.model)
         if here is not None:
             here.position = replace(here.position, epoch=epoch + 1, step=0)
@@ -61,6 +63,7 @@ class LastCallback(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch: int, logs: Mapping[str, float] | None = None) -> None:
         """Stops all processes after the same step if one of them wants to stop."""
+        watching.note_step(batch + 1)
         here = member(self.model)
         if here is None:
             return
@@ -75,6 +78,10 @@ class LastCallback(keras.callbacks.Callback):
                 # Other processes may need this one until they have written.
                 here.barrier("end after a checkpoint")
                 raise
+
+    def on_train_end(self, logs: Mapping[str, float] | None = None) -> None:
+        """Notes that the training has ended."""
+        watching.note_end()
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, float] | None = None) -> None:
         """Stops, or ends, all processes if one of them stops or was asked to end."""

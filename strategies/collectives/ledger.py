@@ -87,6 +87,12 @@ class Ledger:
         pairs = [block.totals() for block in self._all_blocks()]
         return sum(started for started, _ in pairs), sum(done for _, done in pairs)
 
+    @property
+    def is_on_gpus(self) -> bool:
+        """True if counters are on GPUs, where reading them is not free."""
+        with self._lock:
+            return any(not device.endswith("CPU:0") for device in self._blocks)
+
     def _all_blocks(self) -> list[_Block]:
         with self._lock:
             return [block for blocks in self._blocks.values() for block in blocks]

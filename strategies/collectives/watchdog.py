@@ -56,6 +56,7 @@ class Watchdog:
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._source = f"watchdog {id(self)}"
+        self._was_pending = False
         # Without a time limit, collectives that can never finish are still aborted if there is a member.
         self.ledger = Ledger(is_kept=bool(timeout_seconds) or member is not None)
 
@@ -64,12 +65,16 @@ class Watchdog:
         if not self._timeout_seconds and self._member is None:
             return
         weakref.finalize(owner, self.stop)
+        if self._member is not None:
+            self._member.shares.sample_from(self._source, self._is_pending)
         self._thread = threading.Thread(target=self._look, name="strategies-watchdog", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
         """Stops the thread."""
         self._stop.set()
+        if self._member is not None:
+            self._member.shares.sample_from(self._source, None)
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(_SECONDS_BETWEEN_LOOKS)
 
@@ -82,7 +87,8 @@ class Watchdog:
             counts = self.ledger.counts()
             now, is_busy = time.monotonic(), work.is_busy()
             if self._member is not None:
-                self._member.shares.note(self._source, counts[0] > counts[1])
+                self._was_pending = counts[0] > counts[1]
+                self._member.shares.note(self._source, self._was_pending)
             if counts[0] == counts[1] or counts != seen:
                 if self._member is not None:
                     self._member.note_waits(self._source, [])
@@ -94,6 +100,13 @@ class Watchdog:
                     self._member.note_end(reason)
                 self._end(reason)
                 return
+
+    def _is_pending(self) -> bool:
+        """Returns True if a collective is pending; on GPUs, if one was at the last look, since counters are copied."""
+        if self.ledger.is_on_gpus:
+            return self._was_pending
+        started, done = self.ledger.counts()
+        return started > done
 
     def _reason(self, waited: float, is_busy: bool) -> str | None:
         """Returns the reason to abort the pending collectives; None to keep waiting."""

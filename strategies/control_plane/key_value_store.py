@@ -63,6 +63,12 @@ class KeyValueStore:
         self._note(key, self.rank, text)
         self._send({"key": key, "rank": self.rank, "text": text})
 
+    def post_to_rank_0(self, key: str, text: str) -> None:
+        """Posts a text for rank 0 alone; replaces this process' earlier text. Does not wait."""
+        self._note(key, self.rank, text)
+        if self.rank > 0:
+            self._send({"key": key, "rank": self.rank, "text": text, "for": 0})
+
     def read(self, key: str) -> dict[int, str]:
         """Returns the texts that are posted under `key`, by rank."""
         with self._changed:
@@ -147,7 +153,7 @@ class KeyValueStore:
             return
         key, text = str(message["key"]), str(message["text"])
         self._note(key, rank, text)
-        if self.rank == 0:
+        if self.rank == 0 and "for" not in message:
             self._send({"key": key, "rank": rank, "text": text}, but=other)
         for listener in self._listeners:
             listener(key, rank, text)

@@ -20,6 +20,7 @@ from strategies.collectives.descriptions import carrying
 from strategies.collectives.loopback import LOOPBACK
 from strategies.collectives.process_group import ProcessGroup
 from strategies.control_plane import Member
+from strategies.engine import watching
 from strategies.engine.save_counter import SaveCounter
 from strategies.engine.seeds import agree_on_random_state, agree_on_seed
 from strategies.replica.parts import ReplicaParts
@@ -113,6 +114,7 @@ class Engine:
             self.central = CentralStorage(
                 parameter_device, self.layout, self.reductions, self.steps, self.optimizer_state
             )
+        watching.watch(self)
 
     def agree(self) -> None:
         """Compares the devices of all processes, and agrees on a number for the job and on seeds. All call it once.

@@ -26,6 +26,7 @@ from strategies.launching.ports import LaunchError
 from strategies.launching.processes import Process, Ranks, Task
 from strategies.launching.signals import PASSED_ON, STOPPING, Signals, signal_name
 from strategies.launching.verdict import Ending, exit_code, first_failure, report
+from strategies.monitoring.reports import JobState
 from strategies.topology.rank_end import PREEMPTED
 
 _BLOCKED_SECONDS = 5.0
@@ -104,7 +105,14 @@ class Settings:
         return self.own.num_nodes == 1
 
 
-def run_node(team: Team, plan: Plan, settings: Settings) -> int:
+class Watcher(Protocol):
+    """Shows the state of the ranks of this node to others."""
+
+    def note(self, state: JobState, processes: Sequence[Process]) -> None:
+        """Takes the state of the ranks, at every look at them."""
+
+
+def run_node(team: Team, plan: Plan, settings: Settings, watcher: Watcher) -> int:
     """Runs this node's part of the job to its end, and returns the launcher's exit code.
 
     The exit code is 0 if all processes of all nodes ended with 0. Otherwise, on the node of the first rank that failed,
@@ -113,7 +121,7 @@ def run_node(team: Team, plan: Plan, settings: Settings) -> int:
     the main thread.
     """
     with Signals() as signals:
-        agent = _Agent(team, plan, settings, signals)
+        agent = _Agent(team, plan, settings, signals, watcher)
         try:
             finish = agent.run()
         finally:
@@ -123,8 +131,9 @@ def run_node(team: Team, plan: Plan, settings: Settings) -> int:
 
 
 class _Agent:
-    def __init__(self, team: Team, plan: Plan, settings: Settings, signals: Signals) -> None:
+    def __init__(self, team: Team, plan: Plan, settings: Settings, signals: Signals, watcher: Watcher) -> None:
         self._team, self._plan, self._settings, self._signals = team, plan, settings, signals
+        self._watcher = watcher
         self._start: Start | None = None
         self._ranks: Ranks | None = None
         self._output: Output | None = None
@@ -229,6 +238,7 @@ class _Agent:
         if not ranks.is_terminating:
             self._notice(ranks, start, ended)
             self._watch(ranks, start)
+        self._watcher.note(JobState.STOPPING if ranks.is_terminating else JobState.RUNNING, ranks.processes)
         if ranks.running and ranks.seconds_left > 0:
             return
         if ranks.running and not ranks.is_terminating:
@@ -239,6 +249,7 @@ class _Agent:
             return
         ranks.kill()
         ranks.close()
+        self._watcher.note(JobState.ENDED, ranks.processes)
         self._outcome, self._killed, self._ranks = ranks.outcome, ranks.killed, None
         self._team.send_event(Ended(start.round, self._outcome, self._plan.renew()))
 

@@ -37,11 +37,13 @@ class Policy:
         max_restarts: the number of restarts after failures.
         min_procs: the number of processes without which the job does not continue; None: all that it began with.
         grace_seconds: time from SIGTERM to SIGKILL.
+        is_watched: True if the ranks are to report their status.
     """
 
     max_restarts: int = 0
     min_procs: int | None = None
     grace_seconds: float = 10.0
+    is_watched: bool = False
 
     @property
     def restart_grace_seconds(self) -> float:
@@ -197,6 +199,7 @@ class Coordinator:
             tuple(self._nodes[rank] for rank in sorted(self._nodes)),
             self._grace_after_failure(),
             reason,
+            self._policy.is_watched,
         )
         for node_rank in self._nodes:
             yield node_rank, start

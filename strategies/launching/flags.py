@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from strategies.launching.environment import check_single_launcher, num_processes
+from strategies.monitoring.settings import LOOPBACK, PORT_VARIABLE, TOKEN_VARIABLE, StatusSettings
 
 #: The address of node 0 on a single node, and its default port on several nodes.
 MASTER_ADDR = "127.0.0.1"
@@ -49,6 +50,10 @@ def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
         commands.error(
             f"--min-procs must not exceed the number of processes, {flags.nproc_per_node}. Received: {flags.min_procs}"
         )
+    try:
+        flags.status = StatusSettings.from_environment(os.environ, flags.status_port, flags.status_host)
+    except ValueError as error:
+        commands.error(str(error))
     if flags.module and flags.no_python:
         commands.error("--module and --no-python exclude each other")
     if flags.no_python and shutil.which(flags.script) is None:
@@ -134,6 +139,19 @@ def parser() -> argparse.ArgumentParser:
         help="seconds after which a silent node counts as gone, and ranks that are stopped (SIGSTOP) as lost, if no "
         "other rank runs; 0: never; default 30",
     )
+    add(
+        "--status-port",
+        type=_port_or_any,
+        metavar="P",
+        help="show the status of the job at this port, 0 for a free one (python -m strategies.status); without it, "
+        f"and without {PORT_VARIABLE}, nothing listens",
+    )
+    add(
+        "--status-host",
+        metavar="A",
+        help=f"the address to show it at, 0.0.0.0 for all; needs a token, random unless {TOKEN_VARIABLE} has one; "
+        f"default {LOOPBACK}, which only this machine reaches",
+    )
     add("--no-pin", action="store_true", help="do not pin the processes to cores")
     add("--no-python", action="store_true", help="the script is an executable command, not a Python file")
     commands.add_argument(
@@ -164,6 +182,10 @@ def _port(text: str) -> int:
     if not text.isdecimal() or not 0 < int(text) < 65536:
         raise argparse.ArgumentTypeError(f"must be between 1 and 65535. Received: {text!r}")
     return int(text)
+
+
+def _port_or_any(text: str) -> int:
+    return 0 if text == "0" else _port(text)
 
 
 def _seconds(text: str) -> float:

@@ -5,7 +5,7 @@ Every launcher sends a heartbeat each second. One whose connection closes, or th
 
 import collections
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from strategies.control_plane.channel import Channel, LinkLostError
@@ -17,6 +17,7 @@ from strategies.launching.messages import (
     Event,
     Finish,
     Kind,
+    Shared,
     Start,
     Stop,
     packed,
@@ -46,6 +47,16 @@ class Team(Protocol):
 
     def close(self) -> None:
         """Closes the links, after everything has been sent."""
+
+
+class Relay(Protocol):
+    """The status of the job on this node, of which the launchers share a part."""
+
+    def outgoing(self) -> Sequence[Shared]:
+        """Returns what the others do not have yet."""
+
+    def take(self, shared: Shared) -> None:
+        """Takes what another launcher has shared."""
 
 
 class _Heartbeat:
@@ -89,10 +100,17 @@ class Hub:
         coordinator: decides what all nodes do.
         links: the links to the other nodes, by node rank.
         timeout_seconds: a node that is silent for this time counts as gone; 0: never.
+        relay: takes what the others share; None: nothing is shared.
     """
 
-    def __init__(self, coordinator: Coordinator, links: Mapping[int, Channel], timeout_seconds: float) -> None:
-        self._coordinator = coordinator
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        links: Mapping[int, Channel],
+        timeout_seconds: float,
+        relay: Relay | None = None,
+    ) -> None:
+        self._coordinator, self._relay = coordinator, relay
         self._links = {rank: _Heartbeat(channel, timeout_seconds) for rank, channel in links.items()}
         self._own: collections.deque[Command] = collections.deque()
         self._carry(coordinator.begin())
@@ -106,12 +124,20 @@ class Hub:
         for rank, link in list(self._links.items()):
             try:
                 while (message := link.receive()) is not None:
-                    self._carry(self._coordinator.handle(rank, unpacked_event(message)))
+                    event = unpacked_event(message)
+                    if not isinstance(event, Shared):
+                        self._carry(self._coordinator.handle(rank, event))
+                    elif self._relay is not None:
+                        self._relay.take(event)
                 link.beat()
             except (LinkLostError, ValueError) as error:
                 del self._links[rank]
                 link.channel.close()
                 self._carry(self._coordinator.lost(rank, str(error)))
+        if self._relay is not None and self._links:
+            for shared in self._relay.outgoing():
+                for link in self._links.values():
+                    link.channel.send(packed(shared))
         commands = list(self._own)
         self._own.clear()
         return commands
@@ -147,11 +173,14 @@ class Spoke:
         channel: the link.
         timeout_seconds: node 0 counts as gone if it is silent for this time; 0: never.
         grace_seconds: time from SIGTERM to SIGKILL if node 0 is gone.
+        relay: has what is shared with node 0; None: nothing is shared.
     """
 
-    def __init__(self, channel: Channel, timeout_seconds: float, grace_seconds: float) -> None:
+    def __init__(
+        self, channel: Channel, timeout_seconds: float, grace_seconds: float, relay: Relay | None = None
+    ) -> None:
         self._link = _Heartbeat(channel, timeout_seconds)
-        self._grace_seconds = grace_seconds
+        self._grace_seconds, self._relay = grace_seconds, relay
         self._name = "node 0"
         self._round = -1
         self._is_idle = True
@@ -173,14 +202,25 @@ class Spoke:
         if self._cause is None:
             try:
                 while (message := self._link.receive()) is not None:
-                    self._take(unpacked_command(message))
+                    command = unpacked_command(message)
+                    if not isinstance(command, Shared):
+                        self._take(command)
+                    elif self._relay is not None:
+                        self._relay.take(command)
                 self._link.beat()
+                self._share()
             except (LinkLostError, ValueError) as error:
                 self._link.channel.close()
                 self._lose(str(error))
         commands = list(self._own)
         self._own.clear()
         return commands
+
+    def _share(self) -> None:
+        # Reports replace each other: none is queued for a node 0 that does not read.
+        if self._relay is not None and not self._link.channel.num_unsent_bytes:
+            for shared in self._relay.outgoing():
+                self._link.channel.send(packed(shared))
 
     def _take(self, command: Command) -> None:
         self._own.append(command)

@@ -4,13 +4,13 @@ The launchers of all nodes send events to that of node 0, which decides, and sen
 """
 
 import enum
-import types
-import typing
-from dataclasses import asdict, dataclass, fields
-from typing import Any, Self
+from dataclasses import dataclass
+from typing import Any
+
+from strategies.control_plane.message import Message
 
 #: Marks the messages of launchers.
-PROTOCOL = "strategies.launch 2"
+PROTOCOL = "strategies.launch 3"
 
 
 class Kind(enum.StrEnum):
@@ -42,53 +42,8 @@ class Outcome(enum.StrEnum):
     FAILED = "failed"
 
 
-class _Message:
-    """A frozen dataclass whose fields are numbers, strings, enumerations, messages, and tuples of these."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns the fields as JSON values."""
-        return asdict(self)  # type: ignore[call-overload]
-
-    @classmethod
-    def from_json(cls, received: Any) -> Self:
-        """Returns the message in a received JSON value.
-
-        Raises:
-            ValueError: it is not such a message.
-        """
-        if not isinstance(received, dict):
-            raise ValueError(f"Not a {cls.__name__}. Received: {received!r}")
-        hints = typing.get_type_hints(cls)
-        names = [field.name for field in fields(cls)]  # type: ignore[arg-type]
-        if set(names) != received.keys():
-            raise ValueError(f"Not a {cls.__name__}. Received: {received!r}")
-        message = cls(**{name: _read(hints[name], received[name]) for name in names})
-        message.check()
-        return message
-
-    def check(self) -> None:
-        """Raises ValueError if the fields do not fit together."""
-
-
-def _read(expected: Any, value: Any) -> Any:
-    """Returns the value of a field of type `expected`."""
-    if isinstance(expected, types.UnionType):
-        kind, nothing = typing.get_args(expected)
-        return None if value is None and nothing is types.NoneType else _read(kind, value)
-    if typing.get_origin(expected) is tuple and isinstance(value, list):
-        return tuple(_read(typing.get_args(expected)[0], item) for item in value)
-    if isinstance(expected, type):
-        if issubclass(expected, _Message):
-            return expected.from_json(value)
-        if issubclass(expected, enum.StrEnum) and isinstance(value, str):
-            return expected(value)
-        if type(value) is expected or (expected is float and type(value) is int):
-            return value
-    raise ValueError(f"Not a {expected}. Received: {value!r}")
-
-
 @dataclass(frozen=True)
-class Node(_Message):
+class Node(Message):
     """One node as it announces itself.
 
     Args:
@@ -126,7 +81,7 @@ class Node(_Message):
 
 
 @dataclass(frozen=True)
-class Cause(_Message):
+class Cause(Message):
     """The reason for which ranks are ended.
 
     Args:
@@ -150,7 +105,7 @@ class Cause(_Message):
 
 
 @dataclass(frozen=True)
-class Incident(_Message):
+class Incident(Message):
     """Event: something happened on a node that may end the ranks of the job; `urgent` if they must end at once."""
 
     round: int
@@ -159,7 +114,7 @@ class Incident(_Message):
 
 
 @dataclass(frozen=True)
-class Standstill(_Message):
+class Standstill(Message):
     """Event: all ranks of a node that have not ended were stopped for too long; without a cause: one runs again."""
 
     round: int
@@ -167,7 +122,7 @@ class Standstill(_Message):
 
 
 @dataclass(frozen=True)
-class Ended(_Message):
+class Ended(Message):
     """Event: all ranks of a node have ended. `ports` are free ports for the next round."""
 
     round: int
@@ -176,7 +131,7 @@ class Ended(_Message):
 
 
 @dataclass(frozen=True)
-class Start(_Message):
+class Start(Message):
     """Command: start the ranks.
 
     Args:
@@ -185,6 +140,7 @@ class Start(_Message):
         nodes: all nodes that take part, in the order of their ranks.
         grace_seconds: time from SIGTERM to SIGKILL after a rank of this round has failed.
         reason: the reason for a restart, printed by every launcher; empty for the first start.
+        is_watched: True if the ranks are to report their status.
     """
 
     round: int
@@ -193,10 +149,11 @@ class Start(_Message):
     nodes: tuple[Node, ...]
     grace_seconds: float
     reason: str = ""
+    is_watched: bool = False
 
 
 @dataclass(frozen=True)
-class Stop(_Message):
+class Stop(Message):
     """Command: wait for the ranks to end, after SIGTERM if `terminate`; kill them after `grace_seconds`."""
 
     round: int
@@ -205,40 +162,59 @@ class Stop(_Message):
 
 
 @dataclass(frozen=True)
-class Finish(_Message):
+class Finish(Message):
     """Command: end this launcher. Its part of the job is over; without a cause all ranks have ended with 0."""
 
     cause: Cause | None
+
+
+@dataclass(frozen=True)
+class Shared(Message):
+    """A text about the status of the job, in both directions. Nothing is decided from it.
+
+    Args:
+        round: the number of the start to which it belongs.
+        key, number: its place in the folder of the status.
+        part, num_parts: its part of a long text, from 0; the parts follow each other.
+        text: the text.
+    """
+
+    round: int
+    key: str
+    number: int
+    part: int
+    num_parts: int
+    text: str
 
 
 Event = Incident | Standstill | Ended
 Command = Start | Stop | Finish
 
 
-def packed(message: Event | Command) -> dict[str, Any]:
-    """Returns an event or a command as `Channel.send` takes it."""
+def packed(message: Event | Command | Shared) -> dict[str, Any]:
+    """Returns a message as `Channel.send` takes it."""
     return {"type": type(message).__name__, "fields": message.to_json()}
 
 
-def unpacked_event(message: dict[str, Any]) -> Event:
-    """Returns the event in a received message.
+def unpacked_event(message: dict[str, Any]) -> Event | Shared:
+    """Returns the event, or the shared text, in a received message.
 
     Raises:
         ValueError: it is not an event.
     """
-    for kind in (Incident, Standstill, Ended):
+    for kind in (Incident, Standstill, Ended, Shared):
         if message.get("type") == kind.__name__:
             return kind.from_json(message.get("fields"))
     raise ValueError(f"Not an event. Received: {message!r}")
 
 
-def unpacked_command(message: dict[str, Any]) -> Command:
-    """Returns the command in a received message.
+def unpacked_command(message: dict[str, Any]) -> Command | Shared:
+    """Returns the command, or the shared text, in a received message.
 
     Raises:
         ValueError: it is not a command.
     """
-    for kind in (Start, Stop, Finish):
+    for kind in (Start, Stop, Finish, Shared):
         if message.get("type") == kind.__name__:
             return kind.from_json(message.get("fields"))
     raise ValueError(f"Not a command. Received: {message!r}")

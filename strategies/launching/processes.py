@@ -124,6 +124,11 @@ class Ranks:
             raise
 
     @property
+    def processes(self) -> Sequence[Process]:
+        """All processes of this round."""
+        return self._processes
+
+    @property
     def running(self) -> list[Process]:
         """The processes that have not ended."""
         return [process for process in self._processes if process.status is None]

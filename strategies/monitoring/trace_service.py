@@ -1,0 +1,75 @@
+"""The server's part of traces: one request at a time, and the answers of the ranks to it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from strategies.monitoring.job_status import read_reports, read_status
+from strategies.monitoring.store import ReportStore
+from strategies.monitoring.traces import MAX_STEPS, TraceAnswers, TraceRequest, answer_key, post_request, read_answers
+
+# A rank that has not answered for so long does not hold up the next request.
+_OVERDUE_SECONDS = 120.0
+
+
+class TraceError(Exception):
+    """A trace that cannot be requested; the message says why."""
+
+
+class TraceService:
+    """Requests traces from the ranks of a job.
+
+    Args:
+        store: takes requests and has the answers.
+    """
+
+    def __init__(self, store: ReportStore, clock: Callable[[], float] = time.monotonic) -> None:
+        self._store, self._clock = store, clock
+        self._lock = threading.Lock()
+        self._last: TraceRequest | None = None
+        self._asked_at = 0.0
+        self._ranks: tuple[int, ...] = ()
+
+    def request(self, num_steps: int) -> TraceRequest:
+        """Requests a trace of some steps from all ranks that report.
+
+        Raises:
+            TraceError: no rank reports, another trace is being recorded, or the number of steps is out of range.
+        """
+        if not 1 <= num_steps <= MAX_STEPS:
+            raise TraceError(f"The number of steps must be from 1 to {MAX_STEPS}. Received: {num_steps}.")
+        with self._lock:
+            if self._last is not None and self._clock() - self._asked_at < _OVERDUE_SECONDS:
+                missing = ", ".join(map(str, self._answers(self._last).missing))
+                if missing:
+                    raise TraceError(
+                        f"A trace is being recorded: rank {missing} has not sent its part. Try again later."
+                    )
+            reports = read_reports(self._store)
+            if not reports:
+                raise TraceError("No rank reports its status yet. Try again when the training has begun.")
+            if self._last is not None:
+                self._store.forget(answer_key(self._last.id))
+            self._last = post_request(self._store, [report for report, _ in reports.values()], num_steps)
+            self._asked_at, self._ranks = self._clock(), tuple(sorted(reports))
+            return self._last
+
+    def answers(self, request_id: str) -> TraceAnswers | None:
+        """Returns the answers to a request so far; None if it is not the last one."""
+        with self._lock:
+            if self._last is None or self._last.id != request_id:
+                return None
+            return self._answers(self._last)
+
+    def _answers(self, request: TraceRequest) -> TraceAnswers:
+        """Returns the answers; a rank that has ended has its end as the reason why there is none."""
+        found = read_answers(self._store, request, self._ranks)
+        status = {rank.rank: rank for rank in read_status(self._store, time.time()).ranks}
+        errors = dict(found.errors)
+        for rank in found.missing:
+            if rank not in status or not status[rank].is_alive:
+                errors[rank] = f"this rank has ended: {status[rank].state if rank in status else 'it is not known'}"
+        return replace(found, errors=errors)
