@@ -172,6 +172,8 @@ class _Plan:
         if self.status is not None:
             self.status.begin(start)
             environment = self.status.environment(environment)
+        if flags.visible_gpus is not None:
+            environment = {**environment, "CUDA_VISIBLE_DEVICES": flags.visible_gpus}
         interpreter = [] if flags.no_python else [sys.executable, *(["-m"] if flags.module else [])]
         return [
             Task(

@@ -20,6 +20,7 @@ from strategies._keras_hooks.new_variables import settled
 from strategies._keras_hooks.plain_classes import saved_as
 from strategies._keras_hooks.shapes import SYMBOLIC_ROWS, shapes_of
 from strategies._keras_hooks.undrawn import UndrawnVariable, variables_undrawn, weights_left_in_files
+from strategies._keras_hooks.watching import note_save, note_units
 from strategies._keras_hooks.whole_updates import some_need_whole
 from strategies.batches.shares import in_microbatches, split_into
 from strategies.control_plane.preemption import Saver
@@ -183,6 +184,8 @@ __all__ = [
     "name_counters",
     "named_state",
     "note_copy",
+    "note_save",
+    "note_units",
     "num_replicas",
     "open_tensors",
     "rank_of",

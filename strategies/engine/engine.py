@@ -114,7 +114,7 @@ class Engine:
             self.central = CentralStorage(
                 parameter_device, self.layout, self.reductions, self.steps, self.optimizer_state
             )
-        watching.watch(self)
+        watching.watch(self.member, self.waits, self.layout.devices)
 
     def agree(self) -> None:
         """Compares the devices of all processes, and agrees on a number for the job and on seeds. All call it once.

@@ -3,11 +3,12 @@
 import argparse
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from strategies.launching.environment import check_single_launcher, num_processes
+from strategies.launching.gpu_picking import pick_gpus
 from strategies.monitoring.settings import LOOPBACK, PORT_VARIABLE, TOKEN_VARIABLE, StatusSettings
 
 #: The address of node 0 on a single node, and its default port on several nodes.
@@ -29,6 +30,18 @@ def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
         check_single_launcher(os.environ)
     except ValueError as error:
         commands.error(str(error))
+    environment: Mapping[str, str] = os.environ
+    flags.visible_gpus = None
+    if flags.pick_gpus is not None:
+        try:
+            flags.visible_gpus = pick_gpus(flags.pick_gpus, os.environ)
+        except ValueError as error:
+            commands.error(f"argument --pick-gpus: {error}")
+        environment = {**os.environ, "CUDA_VISIBLE_DEVICES": flags.visible_gpus}
+    try:
+        flags.nproc_per_node = num_processes(flags.nproc_per_node, environment)
+    except ValueError as error:
+        commands.error(f"argument --nproc-per-node: {error}")
     if flags.nnodes > 1:
         if flags.standalone:
             commands.error(f"--standalone means a single node. Received: --nnodes {flags.nnodes}")
@@ -83,7 +96,6 @@ def parser() -> argparse.ArgumentParser:
 
     add(
         "--nproc-per-node",
-        type=_processes,
         default="1",
         metavar="N",
         help="processes on this node: a number, cpu (one per core), gpu, or auto (GPUs if any, else cores); default 1",
@@ -152,6 +164,13 @@ def parser() -> argparse.ArgumentParser:
         help=f"the address to show it at, 0.0.0.0 for all; needs a token, random unless {TOKEN_VARIABLE} has one; "
         f"default {LOOPBACK}, which only this machine reaches",
     )
+    add(
+        "--pick-gpus",
+        type=_positive_count,
+        metavar="N",
+        help="use N GPUs of this node that are free, by the memory in use, and leave out busy and broken ones; an "
+        "error if fewer are free. Sets CUDA_VISIBLE_DEVICES of the processes, each of which takes its share of them",
+    )
     add("--no-pin", action="store_true", help="do not pin the processes to cores")
     add("--no-python", action="store_true", help="the script is an executable command, not a Python file")
     commands.add_argument(
@@ -160,13 +179,6 @@ def parser() -> argparse.ArgumentParser:
     commands.add_argument("script", help="the program to start")
     commands.add_argument("script_args", nargs=argparse.REMAINDER, metavar="...", help="its arguments")
     return commands
-
-
-def _processes(text: str) -> int:
-    try:
-        return num_processes(text, os.environ)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _nodes(text: str) -> int:
@@ -208,4 +220,10 @@ def _node_timeout(text: str) -> float:
 def _count(text: str) -> int:
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"must be a number, 0 or more. Received: {text!r}")
+    return int(text)
+
+
+def _positive_count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be a number, 1 or more. Received: {text!r}")
     return int(text)

@@ -25,6 +25,8 @@ _JSON, _HTML, _TEXT = "application/json", "text/html; charset=utf-8", "text/plai
 # A client that sends or reads nothing for so long is dropped.
 _CLIENT_SECONDS = 10.0
 _MOST_CLIENTS = 32
+# How long `close` waits at most.
+_POLL_SECONDS = 0.1
 _HEADERS = {
     "Cache-Control": "no-store",
     "X-Content-Type-Options": "nosniff",
@@ -85,7 +87,9 @@ class StatusServer(socketserver.ThreadingMixIn, http.server.HTTPServer):
         self.url = f"http://{self.address}"
         self.traces = TraceService(store)
         self._clients = threading.BoundedSemaphore(_MOST_CLIENTS)
-        self._thread = threading.Thread(target=self.serve_forever, name="strategies-status", daemon=True)
+        self._thread = threading.Thread(
+            target=self.serve_forever, args=[_POLL_SECONDS], name="strategies-status", daemon=True
+        )
 
     def start(self) -> None:
         """Serves from a thread."""
@@ -141,7 +145,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         else:
             self._send(404, _TEXT, "There are /, /status.json and /metrics.\n")
 
-    do_HEAD = do_GET
+    do_HEAD = do_GET  # noqa: N815 - the name of the base class
 
     def do_POST(self) -> None:
         """Answers a request for a trace: the only one that the ranks notice."""

@@ -8,7 +8,6 @@ listening socket that it inherits, and ends when the launcher closes stdin, or i
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import socket
 import sys
@@ -26,12 +25,10 @@ def main() -> int:
     server.start()
     # The launcher writes nothing more.
     sys.stdin.read()
-    server.close()
+    # The threads of the server end with the process, without another moment's wait.
     shutil.rmtree(line["folder"], ignore_errors=True)
     return 0
 
 
 if __name__ == "__main__":
-    code = main()
-    # Threads of clients that are still connected do not count.
-    os._exit(code)
+    sys.exit(main())

@@ -45,9 +45,7 @@ class TraceService:
             if self._last is not None and self._clock() - self._asked_at < _OVERDUE_SECONDS:
                 missing = ", ".join(map(str, self._answers(self._last).missing))
                 if missing:
-                    raise TraceError(
-                        f"A trace is being recorded: rank {missing} has not sent its part. Try again later."
-                    )
+                    raise TraceError(f"A trace is being recorded: rank {missing} has not sent its part. Try later.")
             reports = read_reports(self._store)
             if not reports:
                 raise TraceError("No rank reports its status yet. Try again when the training has begun.")
