@@ -51,12 +51,14 @@ def pick_gpus(count: int, environment: Mapping[str, str]) -> str:
     Raises:
         ValueError: fewer are free, or nvidia-smi cannot be asked; the message lists the others.
     """
-    gpus = _visible(_listed(environment), environment.get("CUDA_VISIBLE_DEVICES"))
+    visible = environment.get("CUDA_VISIBLE_DEVICES")
+    gpus = _visible(_listed(environment), visible)
     free = sorted((gpu for gpu in gpus if not gpu.problem), key=lambda gpu: (gpu.used_bytes or 0, gpu.index))
     if len(free) < count:
         others = "; ".join(f"GPU {gpu.index}: {gpu.problem}" for gpu in gpus if gpu.problem)
         raise ValueError(
-            f"of {len(gpus)} GPUs only {len(free)} are free{f' ({others})' if others else ''}. End what uses them "
+            f"of {len(gpus)} GPUs{'' if visible is None else f' in CUDA_VISIBLE_DEVICES={visible}'} only {len(free)} "
+            f"are free{f' ({others})' if others else ''}. End what uses them "
             f"(nvidia-smi names the processes), or ask for fewer. Received: {count}"
         )
     return ",".join(gpu.uuid for gpu in sorted(free[:count], key=lambda gpu: gpu.index))

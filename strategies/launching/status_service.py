@@ -53,7 +53,10 @@ class StatusService:
             self._open()
         if self._store is None:
             return
-        for key in (RANK, REQUEST, LAUNCHER):
+        # First the new report: those who watch see at any time how many ranks there are.
+        self.note(JobState.RUNNING, ())
+        self._store.forget(LAUNCHER, but=self._own.node_rank)
+        for key in (RANK, REQUEST):
             self._store.forget(key)
         if len(start.nodes) > 1:
             self._sharing = Sharing(self._store, start.round, is_node_0=self._own.node_rank == 0)

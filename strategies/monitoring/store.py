@@ -92,11 +92,12 @@ class FolderStore:
                         found[int(number)] = Posted(path.read_text(errors="replace"), path.stat().st_mtime)
         return found
 
-    def forget(self, key: str) -> None:
-        """Removes all texts under a key, such as those of an earlier round."""
+    def forget(self, key: str, *, but: int | None = None) -> None:
+        """Removes the texts under a key, such as those of an earlier round, but for that of one number."""
         with contextlib.suppress(OSError):
             for path in self.folder.glob(f"{key}.*{_SUFFIX}"):
-                path.unlink(missing_ok=True)
+                if path.name != f"{key}.{but}{_SUFFIX}":
+                    path.unlink(missing_ok=True)
 
 
 class JobStore:

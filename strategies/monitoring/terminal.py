@@ -8,7 +8,7 @@ from strategies.text_table import text_table
 _NOTHING = "-"
 _BAR_WIDTH = 30
 _GIBIBYTE = 2**30
-_HEADING = ("rank", "host", "state", "step", "input", "others", "memory", "GPU", "")
+_HEADING = ("rank", "host", "state", "steps", "input", "others", "memory", "GPU", "")
 
 
 def terminal_lines(job: JobStatus) -> list[str]:

@@ -1,0 +1,104 @@
+"""Requests for traces and the answers of ranks, in one process."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from strategies.monitoring import traces
+from strategies.monitoring.reports import to_text
+from strategies.monitoring.store import MemoryStore
+from strategies.monitoring.trace_service import TraceError, TraceService
+from tests.clock import Clock
+from tests.strategies.monitoring.made import LAUNCHER, OTHER, RANK
+
+
+def filled() -> MemoryStore:
+    store = MemoryStore()
+    store.post("rank", 0, to_text(RANK))
+    store.post("rank", 1, to_text(replace(OTHER, total_steps=252)))
+    store.post("launcher", 0, to_text(LAUNCHER))
+    return store
+
+
+def answer(store: MemoryStore, request: traces.TraceRequest, rank: int, **details: str) -> None:
+    store.post(traces.answer_key(request.id), rank, to_text(traces.TraceAnswer(rank, **details)))
+
+
+def test_all_ranks_have_read_the_request_before_its_first_step() -> None:
+    """Three seconds of ten steps each, from the rank that is furthest."""
+    store = filled()
+    request = TraceService(store).request(5)
+    assert (request.start_step, request.num_steps) == (282, 5)
+    assert traces.read_request(store) == request
+    assert traces.start_step([replace(RANK, total_steps=0, steps_per_second=None)]) == 3
+
+
+def test_answers_of_all_ranks() -> None:
+    store = filled()
+    service = TraceService(store)
+    request = service.request(5)
+    answer(store, request, 1, events="[1]")
+    found = service.answers(request.id)
+    assert found is not None
+    assert (found.missing, found.to_json()["complete"]) == ([0], False)
+    answer(store, request, 0, error="no")
+    store.post(traces.answer_key(request.id), 2, "{")
+    found = service.answers(request.id)
+    assert found is not None
+    assert found.to_json() == {
+        "id": request.id,
+        "start_step": 282,
+        "num_steps": 5,
+        "complete": True,
+        "expected": [0, 1],
+        "ranks": {"1": {"events": "[1]"}, "0": {"error": "no"}},
+    }
+    assert service.answers("other") is None
+
+
+def test_a_rank_that_has_ended_is_not_waited_for() -> None:
+    store = filled()
+    service = TraceService(store)
+    request = service.request(5)
+    ended = replace(LAUNCHER.processes[0], status=-9)
+    store.post("launcher", 0, to_text(replace(LAUNCHER, processes=(ended, LAUNCHER.processes[1]))))
+    found = service.answers(request.id)
+    assert found is not None
+    assert (dict(found.errors), found.missing) == ({0: "this rank has ended: killed by SIGKILL (9)"}, [1])
+
+
+def test_one_request_at_a_time() -> None:
+    clock, store = Clock(), filled()
+    service = TraceService(store, clock.monotonic)
+    first = service.request(5)
+    answer(store, first, 0, events="a")
+    with pytest.raises(TraceError, match="rank 1 has not sent its part"):
+        service.request(5)
+    # A rank that never answers does not hold up the others for ever.
+    clock.seconds += 200
+    second = service.request(5)
+    assert service.answers(first.id) is None
+    assert store.read(traces.answer_key(first.id)) == {}
+    for rank in (0, 1):
+        answer(store, second, rank, events="b")
+    assert service.request(6).num_steps == 6
+
+
+@pytest.mark.parametrize("num_steps", [0, -1, 1001])
+def test_numbers_of_steps_that_are_refused(num_steps: int) -> None:
+    with pytest.raises(TraceError, match=f"from 1 to 1000. Received: {num_steps}"):
+        TraceService(filled()).request(num_steps)
+
+
+def test_nobody_to_trace() -> None:
+    with pytest.raises(TraceError, match="No rank reports"):
+        TraceService(MemoryStore()).request(5)
+
+
+def test_what_is_no_request_is_none() -> None:
+    store = MemoryStore()
+    assert traces.read_request(store) is None
+    store.post(traces.REQUEST, 0, "{}")
+    assert traces.read_request(store) is None
