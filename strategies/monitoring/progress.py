@@ -99,8 +99,8 @@ class StepRate:
     Example:
 
         rate = StepRate()
-        rate.note(now=0.0, steps=0)
-        rate.note(now=2.0, steps=4)
+        rate.note(now=0.0, steps=1)
+        rate.note(now=2.0, steps=5)
         assert rate.per_second(now=2.0) == 2.0
     """
 
@@ -108,7 +108,9 @@ class StepRate:
         self._moments: collections.deque[_Moment] = collections.deque(maxlen=_MOST_MOMENTS)
 
     def note(self, now: float, steps: int) -> None:
-        """Notes the number of finished steps at a time; only changes count."""
+        """Notes the number of finished steps at a time; only changes count, and not the first step, which is traced."""
+        if len(self._moments) == 1 and self._moments[0].steps == 0 and steps:
+            self._moments.clear()
         if not self._moments or self._moments[-1].steps != steps:
             self._moments.append(_Moment(now, steps))
             while len(self._moments) > 2 and self._moments[1].time < now - _WINDOW_SECONDS:

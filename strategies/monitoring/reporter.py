@@ -117,6 +117,7 @@ class Reporter:
             unit=progress.unit,
             units_per_second=None if units is None or steps_per_second is None else units * steps_per_second,
             steps_per_second=steps_per_second,
+            peak_steps_per_second=samples.peak_steps_per_second,
             waiting_input=samples.input_share,
             waiting_others=samples.waiting_share(now, _SHORT_SECONDS),
             waiting_others_longer=samples.waiting_share(now, _LONG_SECONDS),
@@ -141,6 +142,7 @@ class Reporter:
                 if samples_until_report == 0 or stopped:
                     if not stopped:
                         self._samples.note_input(now, self.probes.seconds_waited_for_input())
+                        self._samples.note_report(now, self.progress.total_steps)
                         self._take_request()
                     self._store.post(RANK, self._rank, to_text(self.report(now)))
                     samples_until_report = _SAMPLES_PER_REPORT
@@ -183,6 +185,15 @@ class _Samples:
         self.rate = StepRate()
         self._waiting: collections.deque[tuple[float, bool]] = collections.deque()
         self._input: collections.deque[tuple[float, float]] = collections.deque()
+        self._at_report: tuple[float, int] | None = None
+        #: The most steps per second between two reports.
+        self.peak_steps_per_second = 0.0
+
+    def note_report(self, now: float, steps: int) -> None:
+        """Notes the number of finished steps at a report."""
+        before, self._at_report = self._at_report, (now, steps)
+        if before is not None and now > before[0]:
+            self.peak_steps_per_second = max(self.peak_steps_per_second, (steps - before[1]) / (now - before[0]))
 
     def note_waiting(self, now: float, is_waiting: bool | None) -> None:
         """Notes whether a collective is pending."""

@@ -28,6 +28,7 @@ class RankReport(Message):
         seconds_left: the time that `fit` still takes at its speed so far.
         unit: the unit of `units_per_second`, such as "rows", in the plural.
         units_per_second: of the whole job, over the last ten seconds.
+        steps_per_second, peak_steps_per_second: the same in steps; the most between two reports so far.
         waiting_input: the share of the last seconds in which the rank waited for its next batch.
         waiting_others: the share of the last two seconds in which one of its collectives was pending.
         waiting_others_longer: the same of the last 20 seconds; None until there are as many.
@@ -53,6 +54,7 @@ class RankReport(Message):
     unit: str = "rows"
     units_per_second: float | None = None
     steps_per_second: float | None = None
+    peak_steps_per_second: float = 0.0
     waiting_input: float | None = None
     waiting_others: float | None = None
     waiting_others_longer: float | None = None

@@ -20,7 +20,7 @@ REQUEST = "request"
 ANSWERS = "trace-"
 MAX_STEPS = 1000
 # A rank reports and reads requests twice a second; a report may be late on a busy machine.
-_SECONDS_AHEAD = 3.0
+_SECONDS_AHEAD, _MOST_SECONDS_AHEAD = 3.0, 10.0
 _LEAST_STEPS_AHEAD = 3
 
 
@@ -84,11 +84,15 @@ def answer_key(request_id: str) -> str:
 
 def start_step(reports: Iterable[RankReport]) -> int:
     """Returns the step at which all ranks can begin a trace that is requested now."""
-    steps, rates = [0], [0.0]
+    steps, ahead = [0], [float(_LEAST_STEPS_AHEAD)]
     for report in reports:
         steps.append(report.total_steps)
-        rates.append(report.steps_per_second or 0.0)
-    return max(steps) + max(_LEAST_STEPS_AHEAD, math.ceil(max(rates) * _SECONDS_AHEAD))
+        now = report.steps_per_second
+        # A pause, as of a validation, makes the speed of the last seconds too small, and a burst that of the peak too
+        # large.
+        most = max(report.peak_steps_per_second, now or 0.0) * _SECONDS_AHEAD
+        ahead.append(most if now is None else min(most, now * _MOST_SECONDS_AHEAD))
+    return max(steps) + math.ceil(max(ahead))
 
 
 def post_request(store: ReportStore, reports: Iterable[RankReport], num_steps: int) -> TraceRequest:

@@ -145,9 +145,9 @@ def test_a_stranger_on_the_link_is_a_node_that_is_gone(tmp_path: Path) -> None:
             node = (
                 '{"node_rank": 1, "num_nodes": 2, "host": "x", "ports": [5], "hostname": "x", "pid": 1, "token": "t"}'
             )
-            guest.sendall(b'{"protocol": "strategies.launch 2", "node": %s}\n' % node.encode())
+            guest.sendall(b'{"protocol": "strategies.launch 3", "node": %s}\n' % node.encode())
             pids = launcher.ready(1)
-            guest.sendall(b'{"protocol": "strategies.launch 2", "type": "Ended", "fields": {"round": "x"}}\n')
+            guest.sendall(b'{"protocol": "strategies.launch 3", "type": "Ended", "fields": {"round": "x"}}\n')
             code, _, stderr = launcher.end()
             wait_until_gone(pids.values())
     assert code == 1

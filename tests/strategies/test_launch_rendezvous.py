@@ -26,7 +26,7 @@ from tests.processes import free_ports
 
 LOOPBACK = "127.0.0.1"
 GONE = b'{"node_rank": 1, "num_nodes": 3, "host": "gone", "ports": [5], "hostname": "x", "pid": 1, "token": "t"}'
-NODE_1_OF_3 = b'{"protocol": "strategies.launch 2", "node": %s}\n' % GONE
+NODE_1_OF_3 = b'{"protocol": "strategies.launch 3", "node": %s}\n' % GONE
 Meeting = Future[Rendezvous]
 
 
@@ -82,8 +82,8 @@ def test_all_arrive_whatever_else_knocks(pool: ThreadPoolExecutor, port: int) ->
     meetings = [comes(pool, 0, 3, endpoint(port)), comes(pool, 2, 3, endpoint(port))]
     garbage = [b"GET / HTTP/1.1\r\n\r\n", b"\xff\n", b"[" * 100_000 + b"\n", b"{}\n", b"x" * (2 * MAX_MESSAGE_BYTES)]
     nodes = [b"3", b"{}", b"[]", GONE.replace(b"[5]", b"[0]"), GONE.replace(b"1,", b'"1",'), GONE.replace(b"3", b"1")]
-    garbage += [b'{"protocol": "strategies.launch 2", "node": %s}\n' % node for node in nodes]
-    garbage += [NODE_1_OF_3.replace(b"launch 2", b"launch 1"), b'{"protocol": "strategies.launch 2"}\n']
+    garbage += [b'{"protocol": "strategies.launch 3", "node": %s}\n' % node for node in nodes]
+    garbage += [NODE_1_OF_3.replace(b"launch 3", b"launch 1"), b'{"protocol": "strategies.launch 3"}\n']
     for text in garbage:
         # The connection is closed, or reset if the guest was still sending.
         with connected(port) as guest, contextlib.suppress(ConnectionError):

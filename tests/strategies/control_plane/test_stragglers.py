@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from strategies.control_plane.stragglers import WaitingShares, stragglers
+from strategies.control_plane.stragglers import WaitingShares, slow_ranks_now, stragglers
 
 
 @pytest.mark.parametrize(
@@ -32,3 +32,32 @@ def test_looks_are_counted_once() -> None:
         shares.note("b", i < 7)
     assert shares.taken() == (10, 7)
     assert shares.taken() == (0, 0)
+
+
+def test_a_sample_of_all_sources() -> None:
+    shares = WaitingShares()
+    assert shares.is_waiting() is None
+    shares.sample_from("a", lambda: False)
+    assert shares.is_waiting() is False
+    shares.sample_from("b", lambda: True)
+    assert shares.is_waiting() is True
+    shares.sample_from("b", None)
+    assert shares.is_waiting() is False
+
+
+@pytest.mark.parametrize(
+    ("shares", "slow"),
+    [
+        ([1.0, 0.0, 0.9, 0.8], [1]),
+        ([0.0, 1.0], [0]),
+        ([0.1, 0.0, 0.9, 0.8], [0, 1]),
+        # Few samples show only what is extreme.
+        ([0.7, 0.0, 0.9, 0.8], []),
+        ([0.9, 0.2, 0.9, 0.8], []),
+        ([0.0, 0.0, 0.0, 0.9], []),
+        ([0.0, 0.0], []),
+        ([], []),
+    ],
+)
+def test_who_is_slow_now(shares: list[float], slow: list[int]) -> None:
+    assert slow_ranks_now(shares) == slow

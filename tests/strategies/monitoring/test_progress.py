@@ -71,8 +71,11 @@ class TestStepRate:
         rate = StepRate()
         assert rate.per_second(0.0) is None
         rate.note(0.0, 0)
-        rate.note(1.0, 0)
-        assert rate.per_second(1.0) is None
+        # The first step, which is traced, does not count.
+        rate.note(60.0, 1)
+        assert rate.per_second(60.0) is None
+        rate.note(61.0, 3)
+        assert rate.per_second(61.0) == 2.0
 
     def test_of_the_last_ten_seconds(self) -> None:
         rate = StepRate()
@@ -83,12 +86,12 @@ class TestStepRate:
     def test_slow_steps_count_two_of_them(self) -> None:
         rate = StepRate()
         for steps in range(4):
-            rate.note(steps * 60.0, steps)
+            rate.note(steps * 60.0, 1 + steps)
         assert rate.per_second(180.0) == pytest.approx(1 / 60)
 
     def test_it_falls_while_nothing_happens(self) -> None:
         rate = StepRate()
         for steps in range(11):
-            rate.note(steps * 0.1, steps)
+            rate.note(steps * 0.1, 1 + steps)
         assert rate.per_second(1.1) == pytest.approx(10.0)
         assert rate.per_second(10.2) == pytest.approx(1.0)

@@ -35,6 +35,15 @@ def test_all_ranks_have_read_the_request_before_its_first_step() -> None:
     assert traces.start_step([replace(RANK, total_steps=0, steps_per_second=None)]) == 3
 
 
+@pytest.mark.parametrize(
+    ("now", "peak", "ahead"), [(8.0, 40.0, 80), (20.0, 40.0, 120), (None, 40.0, 120), (40.0, 0.0, 120)]
+)
+def test_pauses_and_bursts(now: float | None, peak: float, ahead: int) -> None:
+    """After a pause, the first step is no nearer than it must be; after a burst, not much further."""
+    report = replace(RANK, steps_per_second=now, peak_steps_per_second=peak)
+    assert traces.start_step([report]) == RANK.total_steps + ahead
+
+
 def test_answers_of_all_ranks() -> None:
     store = filled()
     service = TraceService(store)
