@@ -41,6 +41,9 @@ launchers return 75. Neither counts as a restart.
 Each launcher makes a folder below TMPDIR and passes its path to its processes in STRATEGIES_TRACEBACK_DIR, replacing a
 value that is set: rank N writes tracebacks to rank-N.txt. If the job fails and there are tracebacks, the folder is kept
 and a line on stderr gives its path; otherwise it is removed.
+
+With --status-port, node 0 shows the status of the job (`strategies.status`) at that port of 127.0.0.1, or of
+--status-host, then with a token. With --pick-gpus N the processes of this node see N GPUs that nobody uses.
 """
 
 import argparse

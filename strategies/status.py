@@ -3,7 +3,7 @@
     python -m strategies.launch --nproc-per-node 4 --status-port 8642 train.py
     python -m strategies.status 127.0.0.1:8642
 
-On a terminal it shows a page that is renewed in place every second, until the job ends or Ctrl-C; with --once, or if
+On a terminal it shows a page that is renewed in place twice a second, until the job ends or Ctrl-C; with --once, or if
 its output is no terminal, the status at this moment. With --json and --prometheus it prints what /status.json and
 /metrics have. The token of a job that is watched from other machines comes from STRATEGIES_STATUS_TOKEN, --token-file
 or --token, which other users of this machine can see. The exit code is 0; 1 if nobody answers, or refuses.
@@ -21,7 +21,7 @@ from strategies.monitoring.client import Client, ClientError, GoneError
 from strategies.monitoring.settings import TOKEN_VARIABLE
 from strategies.monitoring.terminal import terminal_lines
 
-_SECONDS_BETWEEN_PAGES = 1.0
+_SECONDS_BETWEEN_PAGES = 0.5
 _HOME, _CLEAR_LINE, _CLEAR_BELOW = "\x1b[H", "\x1b[K", "\x1b[J"
 _CLEAR = "\x1b[2J"
 

@@ -17,6 +17,7 @@ import itertools
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import tensorflow as tf
 
@@ -173,10 +174,13 @@ class _Block:
         return self._read(self.started), done
 
     def totals(self) -> tuple[int, int]:
-        """Returns the sums of :meth:`read`."""
-        started, done = self.read()
-        return sum(started), sum(done)
+        """Returns the sums of :meth:`read`, in its order."""
+        done = int(self._value(self.done).sum())
+        return int(self._value(self.started).sum()), done
 
     def _read(self, handle: tf.Tensor) -> list[int]:
+        return [int(count) for count in self._value(handle)]
+
+    def _value(self, handle: tf.Tensor) -> Any:
         with tf.device(self.device_name):
-            return [int(count) for count in tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.int64).numpy()]
+            return tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.int64).numpy()

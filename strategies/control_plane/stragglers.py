@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 _LEAST_LOOKS = 20
 _LEAST_DIFFERENCE = 0.25
 # A few samples show only what is extreme.
-_SHARE_OF_SLOW_NOW, _SHARE_OF_OTHERS_NOW = 0.1, 0.8
+_SHARE_OF_SLOW_NOW, _SHARE_OF_OTHERS_NOW = 0.1, 0.7
 
 
 class WaitingShares:

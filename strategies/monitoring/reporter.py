@@ -18,9 +18,10 @@ from strategies.monitoring.reports import RANK, RankReport, to_text
 from strategies.monitoring.store import ReportStore
 
 SECONDS_BETWEEN_REPORTS = 0.5
-_SAMPLES_PER_REPORT = 5
-_SHORT_SECONDS, _LONG_SECONDS = 2.0, 20.0
-_LEAST_INPUT_SECONDS = 1.0
+_SAMPLES_PER_REPORT = 4
+# The windows of shares. A rank that holds up all others shows within two seconds on a page that is renewed twice a second.
+_SHORT_SECONDS, _LONG_SECONDS = 1.25, 20.0
+_INPUT_SECONDS, _LEAST_INPUT_SECONDS = 2.0, 1.0
 
 _logger = logging.getLogger(__name__)
 
@@ -206,7 +207,7 @@ class _Samples:
         """Notes the time waited for input so far."""
         if seconds is not None:
             self._input.append((now, seconds))
-        while len(self._input) > 2 and self._input[1][0] < now - _SHORT_SECONDS:
+        while len(self._input) > 2 and self._input[1][0] < now - _INPUT_SECONDS:
             self._input.popleft()
 
     def waiting_share(self, now: float, seconds: float) -> float | None:

@@ -30,7 +30,7 @@ class RankReport(Message):
         units_per_second: of the whole job, over the last ten seconds.
         steps_per_second, peak_steps_per_second: the same in steps; the most between two reports so far.
         waiting_input: the share of the last seconds in which the rank waited for its next batch.
-        waiting_others: the share of the last two seconds in which one of its collectives was pending.
+        waiting_others: the share of the last moments, 1.25 seconds, in which one of its collectives was pending.
         waiting_others_longer: the same of the last 20 seconds; None until there are as many.
         memory_bytes, peak_memory_bytes: of the process, in the host's memory.
         device_memory_bytes, peak_device_memory_bytes: of its GPUs.
