@@ -79,6 +79,9 @@ class Reporter:
 
     def stop(self) -> None:
         """Posts a last report and stops the thread; waits for it no longer than two seconds."""
+        if os.getpid() != self._pid:
+            # A forked child ends: it has no such thread, which may have held a lock when it forked.
+            return
         self._stop.set()
         if self._thread.ident is not None and self._thread is not threading.current_thread():
             self._thread.join(2.0)
