@@ -31,7 +31,7 @@ HAS_GPU := $(wildcard /dev/nvidia[0-9]*) $(shell command -v nvidia-smi 2> /dev/n
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup mnist imagenet gpt finetune recommender test test-versions test-oldest test-newest test-next fit-oldest inventory-next gpu-smoke validate-plan parity surface bench bench-data-parallel bench-all-reduce bench-overlap bench-tensor-parallel bench-pipeline bench-model-parallel bench-rank-memory bench-reading bench-sharded bench-experts bench-first-step bench-generation bench-checkpoints lint ruff mypy format clean
+.PHONY: help setup mnist imagenet gpt finetune recommender test test-versions test-oldest test-newest test-next fit-oldest inventory-next gpu-smoke validate-plan parity surface bench bench-data-parallel bench-all-reduce bench-overlap bench-tensor-parallel bench-pipeline bench-model-parallel bench-rank-memory bench-reading bench-sharded bench-experts bench-first-step bench-generation bench-checkpoints bench-watching lint ruff mypy format clean
 
 help: ## show this list
 	@echo "Usage: make TARGET [ARGS=...] [VENV=$(VENV)] [PYTHON=$(PYTHON)]"
@@ -123,6 +123,9 @@ bench-sharded: $(READY_HOROVOD) ## measure steps with the optimizer in shards ov
 
 bench-checkpoints: $(READY_RUN) ## measure how long saving a checkpoint stops two processes, beside plain files
 	$(BIN)/python benchmarks/checkpoints/main.py $(ARGS)
+
+bench-watching: $(READY_RUN) ## measure what it costs to watch a job, beside one that nobody watches
+	$(BIN)/python benchmarks/watching/main.py $(ARGS)
 
 bench-first-step: $(READY_RUN) ## measure the first step, in which it is traced and compiled, beside TensorFlow's strategy, half an hour
 	$(BIN)/python benchmarks/first_step/main.py $(ARGS)

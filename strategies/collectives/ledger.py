@@ -182,5 +182,6 @@ class _Block:
         return [int(count) for count in self._value(handle)]
 
     def _value(self, handle: tf.Tensor) -> Any:
-        with tf.device(self.device_name):
+        # An op runs where its resource is. On CPUs, where it is read often, that is left to TensorFlow.
+        with contextlib.nullcontext() if self.device_name.endswith("CPU:0") else tf.device(self.device_name):
             return tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.int64).numpy()

@@ -5,7 +5,7 @@ launcher, or the job's key-value store. From these, `job_status` makes the statu
 as a page, as JSON and as Prometheus text. The command is `strategies.status`.
 """
 
-from strategies.monitoring.reporter import Probes, Reporter
+from strategies.monitoring.rank_reporter import Probes, Reporter
 from strategies.monitoring.this_process import reporter, watch
 from strategies.monitoring.traces import TraceRequest
 

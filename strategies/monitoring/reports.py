@@ -118,7 +118,8 @@ class LauncherReport(Message):
 
 def to_text(message: Message) -> str:
     """Returns a report as text for a store."""
-    return json.dumps(message.to_json())
+    # Not `to_json`, which copies: ranks report twice a second.
+    return json.dumps(message, default=vars)
 
 
 def from_text(text: str) -> Any:

@@ -37,6 +37,9 @@ class ReportStore(Protocol):
     def read(self, key: str) -> Mapping[int, Posted]:
         """Returns the texts under a key, by number."""
 
+    def get(self, key: str, number: int) -> str | None:
+        """Returns one text; None if there is none."""
+
     def forget(self, key: str) -> None:
         """Removes all texts under a key."""
 
@@ -54,6 +57,11 @@ class MemoryStore:
     def read(self, key: str) -> dict[int, Posted]:
         """Returns the texts under a key, by number."""
         return dict(self._texts.get(key, {}))
+
+    def get(self, key: str, number: int) -> str | None:
+        """Returns one text; None if there is none."""
+        posted = self._texts.get(key, {}).get(number)
+        return None if posted is None else posted.text
 
     def forget(self, key: str) -> None:
         """Removes all texts under a key."""
@@ -92,6 +100,13 @@ class FolderStore:
                         found[int(number)] = Posted(path.read_text(errors="replace"), path.stat().st_mtime)
         return found
 
+    def get(self, key: str, number: int) -> str | None:
+        """Returns one text; None if there is none."""
+        try:
+            return (self.folder / f"{key}.{number}{_SUFFIX}").read_text(errors="replace")
+        except OSError:
+            return None
+
     def forget(self, key: str, *, but: int | None = None) -> None:
         """Removes the texts under a key, such as those of an earlier round, but for that of one number."""
         with contextlib.suppress(OSError):
@@ -123,6 +138,10 @@ class JobStore:
         texts = self._store.read(f"{_PREFIX}{key}")
         now = time.time()
         return {rank: Posted(text, self._arrived.get((f"{_PREFIX}{key}", rank), now)) for rank, text in texts.items()}
+
+    def get(self, key: str, number: int) -> str | None:
+        """Returns one text; None if there is none."""
+        return self._store.read(f"{_PREFIX}{key}").get(number)
 
     def forget(self, key: str) -> None:
         """Removes all texts under a key from this process' copy."""

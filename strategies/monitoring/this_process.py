@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from strategies.control_plane import Member
 from strategies.control_plane.this_process import log
-from strategies.monitoring.reporter import Probes, Reporter
+from strategies.monitoring.rank_reporter import Probes, Reporter
 from strategies.monitoring.settings import FOLDER_VARIABLE, TOKEN_VARIABLE, StatusSettings
 from strategies.monitoring.store import FolderStore, JobStore, MemoryStore, ReportStore
 

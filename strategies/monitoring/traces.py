@@ -108,9 +108,9 @@ def post_request(store: ReportStore, reports: Iterable[RankReport], num_steps: i
 
 def read_request(store: ReportStore) -> TraceRequest | None:
     """Returns the last request; None if there is none."""
-    posted = store.read(REQUEST).get(0)
+    text = store.get(REQUEST, 0)
     try:
-        return None if posted is None else TraceRequest.from_json(from_text(posted.text))
+        return None if text is None else TraceRequest.from_json(from_text(text))
     except ValueError:
         return None
 

@@ -13,7 +13,7 @@ import pytest
 from strategies.control_plane import Member
 from strategies.monitoring import this_process
 from strategies.monitoring.client import Client
-from strategies.monitoring.reporter import Probes
+from strategies.monitoring.rank_reporter import Probes
 from strategies.monitoring.store import FolderStore
 
 LIMIT_SECONDS = 60

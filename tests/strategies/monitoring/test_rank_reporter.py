@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from strategies.monitoring import traces
-from strategies.monitoring.reporter import Probes, Reporter
+from strategies.monitoring.rank_reporter import Probes, Reporter
 from strategies.monitoring.reports import RankReport, to_text
 from strategies.monitoring.store import FolderStore, MemoryStore
 

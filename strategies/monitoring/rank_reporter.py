@@ -18,7 +18,7 @@ from strategies.monitoring.reports import RANK, RankReport, to_text
 from strategies.monitoring.store import ReportStore
 
 SECONDS_BETWEEN_REPORTS = 0.5
-_SAMPLES_PER_REPORT = 4
+_SAMPLES_PER_REPORT = 3
 # The windows of shares: a rank that holds up all others is to show within two seconds.
 _SHORT_SECONDS, _LONG_SECONDS = 1.25, 20.0
 _INPUT_SECONDS, _LEAST_INPUT_SECONDS = 2.0, 1.0
