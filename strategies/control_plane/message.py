@@ -1,6 +1,7 @@
 """Dataclasses as JSON values and back, with their types checked: what processes send to each other."""
 
 import enum
+import functools
 import types
 import typing
 from dataclasses import asdict, fields
@@ -23,16 +24,22 @@ class Message:
         """
         if not isinstance(received, dict):
             raise ValueError(f"Not a {cls.__name__}. Received: {received!r}")
-        hints = typing.get_type_hints(cls)
-        names = [field.name for field in fields(cls)]  # type: ignore[arg-type]
-        if set(names) != received.keys():
+        hints = _hints(cls)  # type: ignore[arg-type]
+        if hints.keys() != received.keys():
             raise ValueError(f"Not a {cls.__name__}. Received: {received!r}")
-        message = cls(**{name: _read(hints[name], received[name]) for name in names})
+        message = cls(**{name: _read(hint, received[name]) for name, hint in hints.items()})
         message.check()
         return message
 
     def check(self) -> None:
         """Raises ValueError if the fields do not fit together."""
+
+
+@functools.cache
+def _hints(kind: type[Message]) -> dict[str, Any]:
+    """Returns the types of the fields of a class, by name; to find them takes longer than to read a message."""
+    hints = typing.get_type_hints(kind)
+    return {field.name: hints[field.name] for field in fields(kind)}  # type: ignore[arg-type]
 
 
 def _read(expected: Any, value: Any) -> Any:
