@@ -1,13 +1,18 @@
-"""Reads the file that TensorFlow's profiler writes, as operations of one clock."""
+"""Profiles of this process by TensorFlow's profiler, as operations of one clock."""
 
 from __future__ import annotations
 
+import contextlib
 import re
+import shutil
+import tempfile
+import weakref
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import tensorflow as tf
 from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
 from strategies.tracing.events import INPUT, Operation
@@ -18,6 +23,45 @@ _OPERATION = re.compile(r"^([A-Za-z0-9.][\w./>-]*):(\w+)$")
 _GPU = re.compile(r"^/device:(GPU:\d+)")
 _INPUT = re.compile(r"^(?:Multi)?(?:Device)?IteratorGetNext\w*::DoCompute$")
 _STARTED, _DONE = "ExecutorState::ProcessAsync::Start", "ExecutorState::ProcessAsync::Done"
+
+
+_OPTIONS = tf.profiler.experimental.ProfilerOptions(host_tracer_level=2, python_tracer_level=0, device_tracer_level=1)
+
+
+class Profile:
+    """A profile that runs from when it is made until it is read, or dropped, as when the training raises an error.
+
+    Raises:
+        tf.errors.OpError: another profile is running in this process.
+    """
+
+    def __init__(self) -> None:
+        self._folder = tempfile.mkdtemp(prefix="strategies_trace_")
+        try:
+            tf.profiler.experimental.start(self._folder, _OPTIONS)
+        except BaseException:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            raise
+        self._drop = weakref.finalize(self, _stop, self._folder)
+
+    def operations(self) -> list[Operation]:
+        """Ends the profile, and returns its operations, by the wall clock (``time.time_ns()``).
+
+        Raises:
+            tf.errors.OpError, ValueError: the profile could not be written, or has an unknown form.
+        """
+        self._drop.detach()
+        try:
+            tf.profiler.experimental.stop()
+            return read(Path(self._folder))
+        finally:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _stop(folder: str) -> None:
+    with contextlib.suppress(tf.errors.OpError):
+        tf.profiler.experimental.stop(save=False)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def read(folder: Path) -> list[Operation]:

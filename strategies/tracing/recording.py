@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 import socket
-import tempfile
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
@@ -22,13 +20,13 @@ from strategies.collectives.strings import gather_texts
 from strategies.engine.engine import Engine, engine_of
 from strategies.steps.explained import explained
 from strategies.topology.mesh import DeviceMesh
-from strategies.tracing import intervals, profile, reading
+from strategies.tracing import intervals, reading
 from strategies.tracing.axes import axis_between
 from strategies.tracing.events import COLLECTIVES, INPUT, STEPS, Operation, RankRecord, Slice, limited
+from strategies.tracing.profile import Profile
 
 #: The largest number of events of one rank.
 MOST_SLICES = 40_000
-_OPTIONS = tf.profiler.experimental.ProfilerOptions(host_tracer_level=2, python_tracer_level=0, device_tracer_level=1)
 
 
 class StepRecorder:
@@ -52,7 +50,7 @@ class StepRecorder:
         self._engine, self._mesh, self._at_most = engine, mesh, at_most
         self._optimizer_names = tuple(optimizer_names)
         self._rank = 0 if engine is None else engine.member.rank
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._profile: Profile | None = None
         self._notes: list[str] = []
         self._steps: list[Slice] = []
         self._begun: tuple[int, int, int] | None = None
@@ -90,12 +88,9 @@ class StepRecorder:
         }
         self._began = time.perf_counter_ns()
         self._wall = _wall_minus_counter()
-        folder = tempfile.TemporaryDirectory(prefix="strategies_trace_")
         try:
-            tf.profiler.experimental.start(folder.name, _OPTIONS)
-            self._folder = folder
+            self._profile = Profile()
         except tf.errors.OpError as error:
-            folder.cleanup()
             self._notes.append(f"only steps were recorded, since TensorFlow's profiler did not start: {error.message}")
 
     def step_began(self, step: int, epoch: int) -> None:
@@ -152,16 +147,12 @@ class StepRecorder:
         )
 
     def _operations(self) -> list[Operation]:
-        if self._folder is None:
+        profile, self._profile = self._profile, None
+        try:
+            return [] if profile is None else profile.operations()
+        except (tf.errors.OpError, ValueError) as error:
+            self._notes.append(f"only steps were recorded, since the profile could not be read: {error}")
             return []
-        with self._folder as folder:
-            self._folder = None
-            try:
-                tf.profiler.experimental.stop()
-                return profile.read(Path(folder))
-            except (tf.errors.OpError, ValueError) as error:
-                self._notes.append(f"only steps were recorded, since the profile could not be read: {error}")
-                return []
 
     def _devices(self) -> tuple[str, ...]:
         if self._mesh is None:

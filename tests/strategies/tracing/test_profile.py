@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+import pytest
 import tensorflow as tf
 from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
@@ -44,6 +45,20 @@ def test_a_function_with_a_call_and_a_dataset(tmp_path: Path) -> None:
         assert call.name.startswith("outer_scope/")
         assert call.begin <= product.begin <= product.end <= call.end
     assert [each.kind for each in found if "IteratorGetNextOp" in each.name] == [INPUT] * 10
+
+
+def test_a_dropped_profile_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    dropped = profile.Profile()
+    assert list(tmp_path.glob("strategies_trace_*"))
+    with pytest.raises(tf.errors.AlreadyExistsError):
+        profile.Profile()
+    del dropped
+    assert not list(tmp_path.glob("strategies_trace_*"))
+    own = profile.Profile()
+    tf.function(lambda: tf.sqrt(tf.random.uniform([]), name="root"))()
+    assert "root" in {each.name for each in own.operations()}
+    assert not list(tmp_path.glob("strategies_trace_*"))
 
 
 def test_kernels_of_a_gpu(tmp_path: Path) -> None:
