@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from strategies.atomic_file import atomic_file
-from strategies.tracing import chrome, summaries
+from strategies.tracing import chrome, picture, summaries
 from strategies.tracing.alignment import aligned
 from strategies.tracing.events import RankRecord
 from strategies.tracing.meetings import meetings
@@ -58,6 +58,14 @@ class JobTrace:
     def summary(self) -> str:
         """Returns a few lines: each rank's computing and waiting, and who came last to collectives."""
         return "\n".join(summaries.lines(self.records, meetings(self.records)))
+
+    def svg(self, title: str = "One step of all ranks") -> str:
+        """Returns an SVG picture of the last step, for a few ranks and a small model; Perfetto shows more.
+
+        Raises:
+            ValueError: no step was recorded by all ranks.
+        """
+        return picture.svg(self.records, title)
 
     def write(self, path: str | os.PathLike[str]) -> Path:
         """Writes :meth:`to_json` to a file, completely or not at all; creates missing folders. Returns its path."""

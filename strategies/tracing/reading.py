@@ -15,6 +15,8 @@ from strategies.tracing.intervals import Interval, length, union
 
 # Times of computing that are no further apart are drawn as one.
 _NEAR = 20_000
+# The largest share of a pass that may run before a pause and not count as its beginning: reads of its weights.
+_EARLY_SHARE = 0.1
 _NOT_COMPUTING = re.compile(r"_Send|_Recv|_HostSend|_HostRecv|Collective|Horovod|Iterator|.*IteratorGetNext|NoOp")
 _CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 _REPLICA = re.compile(r"(?:^|/)replica_(\d+)(?:_\d+)?/")
@@ -159,13 +161,25 @@ def _in_line_passes(operations: Iterable[_Part], windows: Sequence[Slice]) -> li
         own = [each for each in ordered if window.begin <= each.begin < window.end]
         by_pass: dict[StagePass, list[tuple[int, _Part]]] = defaultdict(list)
         for stage_pass, group in itertools.groupby(own, key=lambda each: each.stage_pass):
-            run = list(group)
+            run = _without_early(list(group))
             busy = length((each.begin, each.end) for each in run)
             by_pass[stage_pass].append((busy, _Part(run[0].begin, max(each.end for each in run), stage_pass)))
         count = int(window.details.get("count", 1))
         for runs in by_pass.values():
             found += [part for _, part in sorted(runs, key=lambda each: -each[0])[:count]]
     return found
+
+
+def _without_early(run: list[_Part]) -> list[_Part]:
+    """Returns the operations of a run without a few at its beginning that ran long before the others."""
+    total, seen, end = length((each.begin, each.end) for each in run), 0, run[0].end
+    first = 0
+    for index, each in enumerate(run):
+        if each.begin - end > _NEAR and seen < _EARLY_SHARE * total:
+            first = index
+        seen += max(0, each.end - max(each.begin, end)) if index else each.end - each.begin
+        end = max(end, each.end)
+    return run[first:]
 
 
 def _apart(slices: Iterable[Slice]) -> list[Slice]:

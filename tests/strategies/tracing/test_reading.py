@@ -98,6 +98,19 @@ def test_passes_in_line() -> None:
     assert both == found
 
 
+def test_reads_right_before_their_pass() -> None:
+    """Nothing of another pass runs between the reads and the pass, only time passes."""
+    pause = 1_000_000
+    operations = [
+        op("pass.0.F.0/read", 0, 10),
+        op("pass.0.F.0/x", pause, pause + 500),
+        # It waits for a collective meanwhile.
+        op("pass.0.F.0/y", 2 * pause, 2 * pause + 400),
+    ]
+    found = reading.passes(operations, [Slice(STEPS, "step", 0, 3 * pause, {"count": 1})])
+    assert [(each.begin, each.end) for each in found] == [(pause, 2 * pause + 400)]
+
+
 def test_input_and_computing() -> None:
     operations = [
         op("IteratorGetNextOp::DoCompute", 0, 5, INPUT),
