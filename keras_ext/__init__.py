@@ -3,6 +3,7 @@
 from keras_ext.callbacks import LearningRateWarmup
 from keras_ext.checkpoints import Checkpoints, Commits, TrainingPosition, load_weights
 from keras_ext.expert import ExpertLoadHistory, MixtureOfExperts, replace_experts, track_expert_load
+from keras_ext.job_timeline import JobTimeline
 from keras_ext.memory import MemoryReport, memory_report
 from keras_ext.memory_plan import MemoryPlan, memory_plan
 from keras_ext.pipeline.graph_partition import PartitionByTime
@@ -37,6 +38,7 @@ __all__ = [
     "ColumnParallelDense",
     "Commits",
     "ExpertLoadHistory",
+    "JobTimeline",
     "LearningRateWarmup",
     "MemoryPlan",
     "MemoryReport",

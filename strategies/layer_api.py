@@ -26,6 +26,7 @@ from strategies.batches.shares import in_microbatches, split_into
 from strategies.control_plane.preemption import Saver
 from strategies.converting import TensorsByLayer, open_tensors
 from strategies.engine.engine import engine_of
+from strategies.op_names.scopes import pass_of_stage
 from strategies.planning import Sharing
 from strategies.replica.axis_mappings import AxisMappings, as_rows
 from strategies.replica.copying import copy_value
@@ -71,6 +72,7 @@ from strategies.saving.together import (
 from strategies.saving.unread_files import Differences
 from strategies.saving.write_items import shape_and_dtype
 from strategies.topology.rank_end import PREEMPTED
+from strategies.tracing.recording import recorder_of
 
 
 def replica_parts() -> ReplicaParts:
@@ -188,9 +190,11 @@ __all__ = [
     "note_units",
     "num_replicas",
     "open_tensors",
+    "pass_of_stage",
     "rank_of",
     "read_sharded_index",
     "recomputed",
+    "recorder_of",
     "refuse_gradients",
     "replica_parts",
     "restore_name_counters",

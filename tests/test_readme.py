@@ -27,6 +27,7 @@ WITH_PROGRAMS = (
     "docs/does_it_fit.md",
     "docs/fine_tuning.md",
     "docs/sharded_optimizer.md",
+    "docs/timeline.md",
     "keras_ext/expert/README.md",
     "keras_ext/tensor/README.md",
     "keras_ext/pipeline/README.md",

@@ -112,7 +112,8 @@ class Run:
             self._exchange.penalties()
         for action in self._schedule.order():
             if self._placed.devices[action.stage] is not None:
-                self._compute(action, loss_function)
+                with layer_api.pass_of_stage(action.stage, action.kind.value, action.microbatch):
+                    self._compute(action, loss_function)
             if self._exchange is not None:
                 self._exchange.after(action)
         if self._exchange is not None:
@@ -315,8 +316,7 @@ class Run:
 
     def _ended(self, action: Action, dependencies: list[Any]) -> None:
         part = self._placed.part(action.stage)
-        if self._on_action is not None:
-            on_action = self._on_action
+        if (on_action := self._on_action) is not None:
             # Always after the start is recorded, because an action may have nothing to compute.
             after = [*dependencies, self.recorded[-1]]
             noted = layer_api.host_callback(lambda: on_action(action, True), after)

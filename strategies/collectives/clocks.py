@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 import tensorflow as tf
 
@@ -27,6 +29,27 @@ def offset_to_first(group: ProcessGroup) -> tuple[float, float]:
         left.append(time.perf_counter_ns())
     all_noted = group.gather(tf.constant([[entered, left]], tf.int64)).numpy() / 1e9
     return difference(all_noted[group.rank], all_noted[0])
+
+
+def clock_id() -> str:
+    """Returns a text that is the same for all processes that read the same ``time.perf_counter()``.
+
+    On Linux these are the processes of one host, containers included unless they have a time namespace of their own.
+    Elsewhere it differs for all processes.
+    """
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8")
+        return " ".join([boot.strip(), *_time_namespace()])
+    except OSError:
+        return secrets.token_hex(16)
+
+
+def _time_namespace() -> list[str]:
+    """Returns the offsets of this process' clocks, by which time namespaces differ; none if the kernel has none."""
+    try:
+        return Path("/proc/self/timens_offsets").read_text(encoding="utf-8").split()
+    except OSError:
+        return []
 
 
 def difference(own: Sequence[Sequence[float]], other: Sequence[Sequence[float]]) -> tuple[float, float]:

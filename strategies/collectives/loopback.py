@@ -12,6 +12,7 @@ from strategies.collectives.base import Collectives
 from strategies.collectives.fixed_order import reduce_in_order, sum_in_order
 from strategies.collectives.process_group import DEFAULT_BUCKET_BYTES, ProcessGroup
 from strategies.collectives.transport import Channel, Op, Pairs
+from strategies.op_names.scopes import in_process
 from strategies.topology.mesh import DeviceMesh
 
 
@@ -39,50 +40,56 @@ class LoopbackCollectives(Collectives):
         self._turn = itertools.count()
 
     def _all_reduce(self, values: list[tf.Tensor], axis: str, op: Op) -> list[tf.Tensor]:
-        results: dict[int, tf.Tensor] = {}
-        for group in self.mesh.groups(axis):
-            with tf.device(self._device(group[next(self._turn) % len(group)])):
-                total = reduce_in_order([values[i] for i in group], op)
-            results.update((i, total) for i in group)
-        return self._on_devices(lambda _, i: tf.identity(results[i]))
+        with in_process("all_reduce", axis):
+            results: dict[int, tf.Tensor] = {}
+            for group in self.mesh.groups(axis):
+                with tf.device(self._device(group[next(self._turn) % len(group)])):
+                    total = reduce_in_order([values[i] for i in group], op)
+                results.update((i, total) for i in group)
+            return self._on_devices(lambda _, i: tf.identity(results[i]))
 
     def _all_gather(
         self, values: list[tf.Tensor], axis: str, dim: int, sizes: list[tf.Tensor] | None
     ) -> list[tf.Tensor]:
-        return self._on_devices(lambda _, i: tf.concat([values[j] for j in self.mesh.group(i, axis)], dim))
+        with in_process("all_gather", axis):
+            return self._on_devices(lambda _, i: tf.concat([values[j] for j in self.mesh.group(i, axis)], dim))
 
     def _reduce_scatter(
         self, values: list[tf.Tensor], axis: str, dim: int, sizes: list[tf.Tensor] | None
     ) -> list[tf.Tensor]:
-        num_parts = self.mesh.axis_size(axis)
-        parts = self._on_devices(
-            lambda i, _: tf.split(values[i], num_parts if sizes is None else sizes[i], dim, num=num_parts)
-        )
-        return self._on_devices(
-            lambda _, i: sum_in_order(parts[j][self.mesh.position(i, axis)] for j in self.mesh.group(i, axis))
-        )
+        with in_process("reduce_scatter", axis):
+            num_parts = self.mesh.axis_size(axis)
+            parts = self._on_devices(
+                lambda i, _: tf.split(values[i], num_parts if sizes is None else sizes[i], dim, num=num_parts)
+            )
+            return self._on_devices(
+                lambda _, i: sum_in_order(parts[j][self.mesh.position(i, axis)] for j in self.mesh.group(i, axis))
+            )
 
     def _broadcast(self, values: list[tf.Tensor], axis: str, root: int) -> list[tf.Tensor]:
-        return self._on_devices(lambda _, i: tf.identity(values[self.mesh.group(i, axis)[root]]))
+        with in_process("broadcast", axis):
+            return self._on_devices(lambda _, i: tf.identity(values[self.mesh.group(i, axis)[root]]))
 
     def _all_to_all(self, values: list[tf.Tensor], axis: str, split_dim: int, concat_dim: int) -> list[tf.Tensor]:
-        parts = self._on_devices(lambda i, _: tf.split(values[i], self.mesh.axis_size(axis), split_dim))
-        return self._on_devices(
-            lambda _, i: tf.concat(
-                [parts[j][self.mesh.position(i, axis)] for j in self.mesh.group(i, axis)], concat_dim
+        with in_process("all_to_all", axis):
+            parts = self._on_devices(lambda i, _: tf.split(values[i], self.mesh.axis_size(axis), split_dim))
+            return self._on_devices(
+                lambda _, i: tf.concat(
+                    [parts[j][self.mesh.position(i, axis)] for j in self.mesh.group(i, axis)], concat_dim
+                )
             )
-        )
 
     def _permute(self, values: list[tf.Tensor], axis: str, pairs: Pairs) -> list[tf.Tensor]:
-        source_of = {target: source for source, target in pairs}
+        with in_process("permute", axis):
+            source_of = {target: source for source, target in pairs}
 
-        def receive(_: int, index: int) -> tf.Tensor:
-            source = source_of.get(self.mesh.position(index, axis))
-            if source is None:
-                return tf.zeros_like(values[index])
-            return tf.identity(values[self.mesh.group(index, axis)[source]])
+            def receive(_: int, index: int) -> tf.Tensor:
+                source = source_of.get(self.mesh.position(index, axis))
+                if source is None:
+                    return tf.zeros_like(values[index])
+                return tf.identity(values[self.mesh.group(index, axis)[source]])
 
-        return self._on_devices(receive)
+            return self._on_devices(receive)
 
     def _exchange_sizes(self, values: list[tf.Tensor], axis: str, dim: int) -> list[tf.Tensor] | None:
         static = [value.shape[dim] for value in values]

@@ -146,3 +146,9 @@ def shape_of(value: tf.Tensor) -> list[int | tf.Tensor]:
 def num_elements(shape: Shape | tf.Tensor) -> int | tf.Tensor:
     """Returns the product of the dimensions: an integer if all are integers, else an int32 scalar."""
     return tf.reduce_prod(shape) if isinstance(shape, tf.Tensor) else math.prod(shape)
+
+
+def size_in_bytes(values: Sequence[tf.Tensor]) -> int | None:
+    """Returns the bytes of all values together; None if a shape is not known at tracing time."""
+    counts = [value.shape.num_elements() for value in values]
+    return None if None in counts else sum(n * value.dtype.size for n, value in zip(counts, values, strict=True))

@@ -11,6 +11,7 @@ from strategies.batches.row_kinds import Kind
 from strategies.batches.row_marks import mark
 from strategies.collectives.descriptions import carrying, listed
 from strategies.collectives.process_groups import ShardingProcessGroups
+from strategies.op_names.scopes import in_process
 from strategies.replica.deferred import in_shapes_only, is_remote
 from strategies.replica.driving import current_driver
 from strategies.replica.recording import unrecorded
@@ -84,12 +85,13 @@ class AllGather:
     def _whole_local(self, variable: ShardedVariable, replica: int) -> tf.Tensor:
         group = next(g for g in self._local_groups if replica in g)
         parts = []
-        for other in group:
-            component = variable.values[other]
-            with tf.device(component.device):
-                parts.append(tf.reshape(component.read_value(), [-1]))
-        with tf.device(variable.values[replica].device):
-            return tf.reshape(tf.concat(parts, 0), variable.shape)
+        with in_process("all_gather", "data"):
+            for other in group:
+                component = variable.values[other]
+                with tf.device(component.device):
+                    parts.append(tf.reshape(component.read_value(), [-1]))
+            with tf.device(variable.values[replica].device):
+                return tf.reshape(tf.concat(parts, 0), variable.shape)
 
     @property
     def _local_groups(self) -> list[range]:

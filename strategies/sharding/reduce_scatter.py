@@ -11,6 +11,7 @@ from strategies._tf_internals import PerReplica, select_replica
 from strategies.batches.shares import Share
 from strategies.collectives.fixed_order import sum_in_order
 from strategies.collectives.process_groups import ShardingProcessGroups
+from strategies.op_names.scopes import in_process
 from strategies.replica.rounding import rounded, rounding_of
 from strategies.replica.weight_slices import WeightSlice
 from strategies.sharding.gathers import WeightGathers
@@ -110,11 +111,12 @@ class ReduceScatter:
         if values[position] is None or position in totals or not isinstance(values[position], PerReplica):
             return self._part_of_total(each, position, values, totals)
         terms = []
-        for r, term in enumerate(values[position].values):
-            with tf.device(each.on_replica(r).device):
-                terms.append(each.select(term))
-        with tf.device(each.device):
-            return sum_in_order(terms)
+        with in_process("reduce_scatter", "data"):
+            for r, term in enumerate(values[position].values):
+                with tf.device(each.on_replica(r).device):
+                    terms.append(each.select(term))
+            with tf.device(each.device):
+                return sum_in_order(terms)
 
     def _part_of_total(self, each: WeightSlice, position: int, values: Sequence[Any], totals: dict[int, Any]) -> Any:
         """Returns the slice's part of a sum that is on all local devices; None without a sum or on other processes."""

@@ -10,6 +10,7 @@ import tensorflow as tf
 from strategies._tf_internals import PerReplica
 from strategies.batches.shares import Share
 from strategies.collectives.fixed_order import sum_in_order
+from strategies.op_names.scopes import in_process
 from strategies.steps.layout import ReplicaLayout
 from strategies.steps.reductions import SUM, FusedReduction, Reductions, in_buckets, is_sparse, joined_lookups
 from strategies.topology.devices import is_gpu
@@ -61,7 +62,8 @@ class DeviceReductions(Reductions):
         options = options or tf.distribute.experimental.CommunicationOptions()
         for devices, indices in dense.items():
             for packed in _packs(values, indices, devices) if as_gradients else [indices]:
-                made = self._reduce_locally(reduce_op, [(values[i], where[i]) for i in packed], devices, options)
+                with in_process("all_reduce", "data"):
+                    made = self._reduce_locally(reduce_op, [(values[i], where[i]) for i in packed], devices, options)
                 for i, total in zip(packed, made, strict=True):
                     found[i] = total
         return [*found, *(sum_in_order(reduction.values) for reduction in fused)]

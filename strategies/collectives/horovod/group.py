@@ -13,7 +13,7 @@ import tensorflow as tf
 from strategies.collectives.horovod import members
 from strategies.collectives.horovod.fence import Fence
 from strategies.collectives.ledger import Ledger
-from strategies.collectives.transport import shape_of
+from strategies.collectives.transport import shape_of, size_in_bytes
 from strategies.control_plane import Wait
 
 _KINDS = {
@@ -100,7 +100,8 @@ class HorovodGroup(members.Group):
             name = f"{self._name}_{self.take() if ordinal is None else ordinal}"
             options |= {"name": name, "ignore_name_scope": True}
             first = self._fence.pin(first)
-        entry = self._ledger.entry(Wait(name, self.ranks, kind or _KINDS[function]))
+        num_bytes = size_in_bytes([first, *others]) or None
+        entry = self._ledger.entry(Wait(name, self.ranks, kind or _KINDS[function]), num_bytes=num_bytes)
         first = entry.started(first)
         with self._ledger.eagerly() if eager else contextlib.nullcontext():
             outputs = function(first if isinstance(value, tf.Tensor) else [first, *others], **options)

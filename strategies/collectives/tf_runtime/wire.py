@@ -31,7 +31,7 @@ import tensorflow as tf
 from strategies.collectives.ledger import Ledger
 from strategies.collectives.tf_runtime import order
 from strategies.collectives.traced_ops import run_beside_others
-from strategies.collectives.transport import Shape, num_elements, shape_of
+from strategies.collectives.transport import Shape, num_elements, shape_of, size_in_bytes
 from strategies.control_plane import Wait
 from strategies.control_plane.waits import RECEIVE
 
@@ -101,7 +101,9 @@ class CollectiveGroup:
         with tf.device("CPU:0"):
             return padded_length(length)
 
-    def run(self, value: tf.Tensor, op: _Op, ordinal: int, size_class: int | tf.Tensor) -> tf.Tensor:
+    def run(
+        self, value: tf.Tensor, op: _Op, ordinal: int, size_class: int | tf.Tensor, num_bytes: int | None = None
+    ) -> tf.Tensor:
         """Runs a collective op, which the ledger counts; it runs even if its result is unused.
 
         Between CPU devices it may run concurrently with others, between GPUs in the order of `order`.
@@ -111,16 +113,21 @@ class CollectiveGroup:
             op: the op.
             ordinal: identifies an op of the group.
             size_class: the class of the communicated size; see `padded_length`.
+            num_bytes: the size of what a receive receives; None if it is not known.
         """
         form = f"{value.dtype.name}[{value.shape.num_elements()}]" if op.has_equal_sizes else ""
         wait = Wait(f"{self.key}/{ordinal}", self.ranks, op.kind, form="" if "None" in form else form)
-        entry = self.ledger.entry(wait, self.device)
-        sent = entry.started(value)
+        # The input of a receive is a shape.
+        sent = size_in_bytes([value]) if op.argument == "input" else num_bytes
+        entry = self.ledger.entry(wait, self.device, sent)
+        counted = entry.started(value)
         options = self.options(ordinal, size_class)
         if self.device is not None:
-            result = order.in_order(self.device, lambda tokens: op(sent, tokens, options), takes_token=op.takes_token)
+            result = order.in_order(
+                self.device, lambda tokens: op(counted, tokens, options), takes_token=op.takes_token
+            )
             return entry.done(result)
-        result = op(sent, [], options)
+        result = op(counted, [], options)
         run_beside_others(result.op)
         return entry.done(result)
 
@@ -260,4 +267,5 @@ def recv(
         kind=kind,
         has_equal_sizes=False,
     )
-    return group.run(tf.convert_to_tensor([length]), op, ordinal, size_class)[:count]
+    num_bytes = length * wire_dtype.size if isinstance(length, int) else None
+    return group.run(tf.convert_to_tensor([length]), op, ordinal, size_class, num_bytes)[:count]
