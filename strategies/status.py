@@ -5,8 +5,9 @@
 
 On a terminal it shows a page that is renewed in place twice a second, until the job ends or Ctrl-C; with --once, or if
 its output is no terminal, the status at this moment. With --json and --prometheus it prints what /status.json and
-/metrics have. The token of a job that is watched from other machines comes from STRATEGIES_STATUS_TOKEN, --token-file
-or --token, which other users of this machine can see. The exit code is 0; 1 if nobody answers, or refuses.
+/metrics have. With --trace 5 all ranks record five of their next steps, as one timeline. The token of a job that is
+watched from other machines comes from STRATEGIES_STATUS_TOKEN, --token-file or --token, which other users of this
+machine can see. The exit code is 0; 1 if nobody answers, or refuses.
 """
 
 import argparse
@@ -20,6 +21,7 @@ from typing import TextIO
 from strategies.monitoring.client import Client, ClientError, GoneError
 from strategies.monitoring.settings import TOKEN_VARIABLE
 from strategies.monitoring.terminal import terminal_lines
+from strategies.tracing.job_trace import JobTrace
 
 _SECONDS_BETWEEN_PAGES = 0.5
 _HOME, _CLEAR_LINE, _CLEAR_BELOW = "\x1b[H", "\x1b[K", "\x1b[J"
@@ -42,6 +44,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(client.read("/status.json"))
         elif flags.prometheus:
             print(client.read("/metrics"), end="")
+        elif flags.trace is not None:
+            return _trace(client, flags.trace, flags.output)
         elif flags.once or not sys.stdout.isatty():
             print("\n".join(terminal_lines(client.status())))
         else:
@@ -52,6 +56,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         # Ctrl-C is how one stops to look.
         return 0
+    return 0
+
+
+def _trace(client: Client, num_steps: int, output: Path) -> int:
+    """Has all ranks record a few steps, writes the timeline, and prints its summary; returns the exit code.
+
+    Raises:
+        ClientError: the server does not answer, or cannot request a trace now.
+    """
+    print(f"Waiting for {num_steps} steps of each rank.", file=sys.stderr)
+    trace = client.trace(num_steps)
+    for rank, reason in sorted(trace.errors.items()):
+        print(f"strategies.status: rank {rank} sent no record: {reason}", file=sys.stderr)
+    if not trace.events:
+        return 1
+    timeline = JobTrace.from_texts(trace.events.values())
+    timeline.write(output)
+    print(f"{timeline}\nWrote {output}; open it at https://ui.perfetto.dev.")
     return 0
 
 
@@ -91,6 +113,10 @@ def _parser() -> argparse.ArgumentParser:
     shown.add_argument("--once", action="store_true", help="show the status of this moment, and end")
     shown.add_argument("--json", action="store_true", help="print it as JSON, and end")
     shown.add_argument("--prometheus", action="store_true", help="print it in Prometheus' text format, and end")
+    shown.add_argument(
+        "--trace", metavar="STEPS", type=int, help="record some steps of all ranks as one timeline, and end"
+    )
+    add("--output", metavar="FILE", type=Path, default=Path("timeline.json"), help="the timeline (timeline.json)")
     add("--token", default="", help=f"the job's token; other users can see it: better use {TOKEN_VARIABLE}")
     add("--token-file", metavar="PATH", help="a file with the token, such as the launcher names")
     return parser

@@ -126,7 +126,7 @@ ROOMS = (
         "monitoring",
         0,
         ("strategies.monitoring", "strategies.status"),
-        rooms=("files", "text tables", "control plane", "monitoring"),
+        rooms=("files", "text tables", "control plane", "trace values", "monitoring"),
     ),
     Room(
         "launcher",
@@ -293,6 +293,7 @@ ROOMS = (
             "sharding",
             "engine",
             "saving",
+            "tracing",
             "keras hooks",
         ),
     ),

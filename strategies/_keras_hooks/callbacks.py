@@ -14,10 +14,12 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from strategies import monitoring
 from strategies._keras_hooks.addresses import CallbackList
 from strategies._keras_hooks.distributed_callbacks import distribute
 from strategies._keras_hooks.input_bottleneck import SlowInputWarning
 from strategies._keras_hooks.job_callbacks import FirstCallback, LastCallback
+from strategies._keras_hooks.requested_traces import RequestedTraces
 from strategies._keras_hooks.wrapping import wrap
 from strategies.batches import row_warnings
 from strategies.engine.engine import Engine, engine_of
@@ -77,7 +79,9 @@ def _set_model(original: Callable[..., None], owner: CallbackList, model: keras.
             for callback in others:
                 if getattr(callback, "verbose", 0):
                     callback.verbose = 0
-        owner.callbacks = [FirstCallback(), *others, LastCallback()]
+        reporter = monitoring.reporter()
+        traces = [] if reporter is None else [RequestedTraces(reporter)]
+        owner.callbacks = [FirstCallback(), *traces, *others, LastCallback()]
     original(owner, model, *args)
 
 

@@ -18,7 +18,8 @@ from strategies.monitoring.store import ReportStore
 #: The key of the last request, with the number 0, and the beginning of the keys of answers.
 REQUEST = "request"
 ANSWERS = "trace-"
-MAX_STEPS = 1000
+# A profile of many steps does not fit into memory.
+MAX_STEPS = 100
 # A rank reports and reads requests twice a second; a report may be late on a busy machine.
 _SECONDS_AHEAD, _MOST_SECONDS_AHEAD = 3.0, 10.0
 _LEAST_STEPS_AHEAD = 3

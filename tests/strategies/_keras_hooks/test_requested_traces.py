@@ -1,0 +1,127 @@
+"""Traces on request: in this process with a reporter of its own, and from a running job of two ranks."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+import strategies
+from strategies import monitoring, status
+from strategies.monitoring import this_process, traces
+from strategies.monitoring.reports import from_text
+from strategies.monitoring.store import MemoryStore
+from strategies.tracing.events import STEPS
+from strategies.tracing.job_trace import JobTrace
+from strategies.tracing.recording import StepRecorder
+from tests.processes import Programs
+from tests.strategies.tracing.checks import names_on, read_valid
+
+LIMIT_SECONDS = 120
+X = np.ones((48, 4), "float32")
+
+
+class Asking(keras.callbacks.Callback):
+    """Posts requests as the server does: by batch, with the first step and the number of steps."""
+
+    def __init__(self, reporter: monitoring.Reporter, requests: dict[int, tuple[int, int]]) -> None:
+        super().__init__()
+        self.reporter, self.requests = reporter, requests
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if batch in self.requests:
+            assert self.reporter.on_trace_request is not None
+            self.reporter.on_trace_request(monitoring.TraceRequest(f"id{batch}", *self.requests.pop(batch)))
+
+
+@pytest.fixture
+def answered(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, traces.TraceAnswer]]:
+    """Trains twelve steps, and returns the answers to requests."""
+    store = MemoryStore()
+    reporter = monitoring.Reporter(0, 1, store)
+    monkeypatch.setattr(this_process, "_reporter", reporter)
+    monkeypatch.setattr(this_process, "_has_begun", True)
+
+    def run(requests: dict[int, tuple[int, int]], **options: Any) -> dict[str, traces.TraceAnswer]:
+        ids = [f"id{batch}" for batch in requests]
+        with strategies.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
+            model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+            model.compile("sgd", "mse", **options)
+        model.fit(X, X[:, :2], batch_size=8, epochs=2, verbose=0, callbacks=[Asking(reporter, requests)])
+        assert reporter.on_trace_request is None
+        posted = {each: store.read(traces.answer_key(each)) for each in ids}
+        return {each: traces.TraceAnswer.from_json(from_text(own[0].text)) for each, own in posted.items()}
+
+    return run
+
+
+def steps_of(answer: traces.TraceAnswer) -> list[str]:
+    return names_on(JobTrace.from_texts([answer.events]), STEPS)
+
+
+def test_steps_over_the_end_of_an_epoch(answered: Any) -> None:
+    """The request at batch 3 comes during that at batch 2."""
+    found = answered({2: (4, 3), 3: (20, 1)})
+    assert steps_of(found["id2"]) == ["step 4", "step 5", "step 6"]
+    assert found["id3"].error == "this rank records another trace"
+
+
+def test_executions_of_several_steps(answered: Any) -> None:
+    assert steps_of(answered({1: (2, 3)}, steps_per_execution=2)["id1"]) == ["steps 2 to 3", "steps 4 to 5"]
+
+
+def test_the_training_ends_meanwhile(answered: Any) -> None:
+    assert steps_of(answered({2: (10, 50)})["id2"]) == ["step 10", "step 11"]
+    assert "ended before" in answered({2: (999, 1)})["id2"].error
+
+
+def test_a_request_that_comes_too_late(answered: Any) -> None:
+    assert answered({5: (1, 2)})["id5"].error == "this rank was already at step 6"
+
+
+def test_what_fails_does_not_reach_the_training(
+    answered: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: Any) -> None:
+        raise OSError("no disk")
+
+    # The count of steps goes on from one training to the next.
+    for name, step in (("begin", 4), ("end", 16)):
+        with monkeypatch.context() as patch:
+            patch.setattr(StepRecorder, name, fail)
+            assert answered({2: (step, 1)})["id2"].error == "OSError: no disk"
+    assert "could not be recorded: OSError: no disk" in caplog.text
+
+
+@pytest.mark.timeout(LIMIT_SECONDS + 30)
+def test_a_running_job_of_two_ranks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    program = [str(Path(__file__).with_name("watched.py")), str(tmp_path / "end")]
+    command = [sys.executable, "-m", "strategies.launch", "--nproc-per-node", "2", "--status-port", "0", *program]
+    with Programs(tmp_path, [command]) as programs:
+        address = awaited(programs, lambda: programs.output().partition("status: http://")[2].split(" ")[0])
+        # Ranks that do not train yet answer that they record no traces.
+        path = tmp_path / "timeline.json"
+        awaited(programs, lambda: status.main([address, "--trace", "3", "--output", str(path)]) == 0)
+        (tmp_path / "end").touch()
+        assert programs.wait(LIMIT_SECONDS) == [0], programs.output()
+    trace = read_valid(path, num_ranks=2)
+    assert len([event for event in trace["traceEvents"] if event.get("cat") == "steps"]) == 6
+    found = capsys.readouterr()
+    assert "Rank 1 came last to 3 of 3 collectives" in found.out
+    assert f"Wrote {path}" in found.out
+
+
+def awaited(programs: Programs, condition: Callable[[], Any]) -> Any:
+    """Returns the first true value of a condition."""
+    deadline = time.monotonic() + LIMIT_SECONDS
+    while not (found := condition()):
+        assert programs.running(), programs.output()
+        assert time.monotonic() < deadline, programs.output()
+        time.sleep(0.1)
+    return found
