@@ -37,7 +37,7 @@ def test_between_processes(num_processes: int, suites: list[str], monkeypatch: p
     worker = python(str(HERE / "horovod_worker.py"), *(str(HERE / suite) for suite in suites))
     job = ["-np", str(num_processes), "--disable-cache", "--network-interfaces", "lo"]
 
-    status, output = run_to_the_end([str(HOROVODRUN), *job, *worker], LIMIT_SECONDS)
+    status, output = run_to_the_end(python(str(HOROVODRUN), *job, *worker), LIMIT_SECONDS)
 
     assert status == 0, f"ended with {status} (None: after {LIMIT_SECONDS} s). Its output:\n{output[-30000:]}"
     # A summary that begins with the passed tests has none that failed or was skipped.

@@ -219,7 +219,7 @@ def test_killed_in_a_save_of_shards_it_goes_on(engine: str, shard: str, form: st
 def _command(engine: str, arguments: list[str]) -> list[str]:
     """Returns the command that starts two ranks with the launcher of an engine, which are looked for afterwards."""
     if engine == "HorovodStrategy":
-        return horovodrun(2, arguments)
+        return horovodrun(2, arguments, in_one_family=True)
     return [sys.executable, "-m", "strategies.launch", "--nproc-per-node", "2", *arguments]
 
 
