@@ -84,10 +84,15 @@ def cluster_environments(num_processes: int) -> list[dict[str, str]]:
     return [{"TF_CONFIG": json.dumps(config)} for config in configs]
 
 
-def horovodrun(num_processes: int, program: Sequence[str]) -> list[str]:
-    """Returns the command that runs `program` (a Python file and its arguments) in `num_processes` by horovodrun."""
-    command = [str(Path(sys.executable).parent / "horovodrun"), "-np", str(num_processes), "--disable-cache"]
-    return [*command, "--network-interfaces", "lo", *python(*program)]
+def horovodrun(num_processes: int, program: Sequence[str], *, in_one_family: bool = False) -> list[str]:
+    """Returns the command that runs `program` (a Python file and its arguments) in `num_processes` by horovodrun.
+
+    It imports TensorFlow twice to see how Horovod was built, so it is forked, too, and the command's process is not the
+    parent of the ranks, unless `in_one_family` asks for that.
+    """
+    script = str(Path(sys.executable).parent / "horovodrun")
+    options = ["-np", str(num_processes), "--disable-cache", "--network-interfaces", "lo", *python(*program)]
+    return [script, *options] if in_one_family else python(script, *options)
 
 
 def marked(variable: str, mark: str) -> list[psutil.Process]:

@@ -102,7 +102,7 @@ class Run:
 def command(engine: str, folder: Path, max_restarts: int) -> list[str]:
     """Returns the command that starts or resumes the job."""
     if engine == "horovod":
-        return horovodrun(NUM_RANKS, [_PROGRAM, str(folder), engine])
+        return horovodrun(NUM_RANKS, [_PROGRAM, str(folder), engine], in_one_family=True)
     restarts = ["--max-restarts", str(max_restarts)] if max_restarts else []
     launcher = [sys.executable, "-m", "strategies.launch", "--nproc-per-node", str(NUM_RANKS), *restarts]
     return [*launcher, _PROGRAM, str(folder), engine]

@@ -18,7 +18,6 @@ from tests.processes import python
 LIMIT_SECONDS = 200
 TELLS = """
 import json, os, sys
-import tensorflow as tf
 where = sys.path[0]
 print(json.dumps([sys.argv[1:], __name__, os.getcwd(), os.environ.get("NAME"), where, sys.stdin.read()]))
 print("said", file=sys.stderr)

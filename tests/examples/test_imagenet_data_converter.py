@@ -18,8 +18,9 @@ from imagenet.errors import DataError
 from imagenet.synthetic import Request, make_synthetic
 
 from tests.examples import EXAMPLES
+from tests.processes import python
 
-PROGRAM = [sys.executable, str(EXAMPLES / "imagenet" / "to_tfrecords.py"), "--verbose=0", "--processes=1"]
+PROGRAM = [str(EXAMPLES / "imagenet" / "to_tfrecords.py"), "--verbose=0", "--processes=1"]
 REQUEST = Request(num_classes=4, images_per_class=60, val_images_per_class=10, min_side=64)
 
 
@@ -32,7 +33,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(*flags: str) -> tuple[dict[str, float], subprocess.CompletedProcess[str]]:
     """Returns the pairs in the last line, and the finished program."""
-    done = subprocess.run([*PROGRAM, *flags], capture_output=True, text=True, timeout=200, check=False)
+    done = subprocess.run(python(*PROGRAM, *flags), capture_output=True, text=True, timeout=200, check=False)
     last = (done.stdout.splitlines() or [""])[-1]
     return {name: float(value) for name, value in re.findall(r"(\w+)=([\d.]+)", last)}, done
 
@@ -67,7 +68,8 @@ def check_shards(folder: Path, output: Path, num_shards: int) -> None:
 def test_a_killed_run_is_resumed(folder: Path, tmp_path: Path) -> None:
     output = tmp_path / "shards"
     flags = [f"--data_dir={folder}", f"--output_dir={output}", "--num_shards=24", "--num_val_shards=1"]
-    process = subprocess.Popen([*PROGRAM, *flags], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    command = [sys.executable, *PROGRAM, *flags]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     children: list[psutil.Process] = []
     try:
         end = time.monotonic() + 150
@@ -194,7 +196,8 @@ def test_plans_and_refusals(folder: Path, tmp_path: Path) -> None:
     ],
 )
 def test_refuses_in_one_line(flags: list[str], reason: str, tmp_path: Path) -> None:
-    done = subprocess.run([*PROGRAM, *flags], cwd=tmp_path, capture_output=True, text=True, timeout=200, check=False)
+    command = python(*PROGRAM, *flags)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 1
     assert reason in done.stderr + done.stdout
     assert "Traceback" not in done.stderr

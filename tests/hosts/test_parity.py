@@ -19,7 +19,8 @@ MESH = ("--mesh", "data=2,pipe=2")
 @pytest.mark.parametrize(
     ("engine", "num_hosts", "arguments"),
     [
-        pytest.param(MULTI_WORKER, 2, (), id="2-launcher"),
+        # `test_a_job_goes_on_without_a_host` compares the launcher's weights without the flag.
+        pytest.param(MULTI_WORKER, 2, (), id="2-launcher", marks=RESEMBLING),
         pytest.param(HOROVOD, 2, (), id="2-horovodrun"),
         pytest.param(MULTI_WORKER, 4, (), id="4-launcher", marks=RESEMBLING),
         pytest.param(MULTI_WORKER, 4, MESH, id="4-launcher-mesh", marks=RESEMBLING),

@@ -61,7 +61,7 @@ def test_two_workers_then_one_then_three(lost: int, tmp_path: Path) -> None:
     names = ("localhost", "127.0.0.1")
     hosts.set(**dict.fromkeys(names, 1))
     options = ["--min-np", "1", "--max-np", "3", "--host-discovery-script", str(hosts.script)]
-    launcher, *rest = horovodrun(2, [str(Path(elastic.__file__)), str(tmp_path)])
+    launcher, *rest = horovodrun(2, [str(Path(elastic.__file__)), str(tmp_path)], in_one_family=True)
     hurt = faults.fail_at(kind="kill", rank=lost, step=11).recorded_in(tmp_path / "record")
     with Programs(tmp_path, [[launcher, *options, *rest]], [hurt.environment()]) as programs:
         survivor = wait_for(r"start 2 rank 0 of 1 on (\S+)", programs)[1]

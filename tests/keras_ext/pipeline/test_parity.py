@@ -88,7 +88,16 @@ SELDOM = {case.name for case in SECTIONS["Optimizers"] if not any(each in case.n
     "SGD, gradients left in accumulation",
     "float8, int8 with LoRA, int4",
     "float8, int8 with LoRA, int4, gradient_accumulation_steps, global_clipnorm",
+    # In test_rows, test_model, test_losses and tests/examples.
+    "losses that layers add, of each kind",
+    "table looked up by positions and by rows, Adam",
+    "sample_weight",
+    "dict of inputs and outputs",
+    "loss with reduction='mean_with_sample_weight'",
+    "MultiHeadAttention, causal",
     # Similar to other cases.
+    "LossScaleOptimizer, clipnorm",
+    "table looked up by positions and by rows, Adagrad, clipnorm, run_eagerly",
     "SeparableConv2D, GroupNormalization",
     "LayerNormalization, UnitNormalization",
     "Conv2D, pooling",

@@ -68,7 +68,9 @@ def test_a_feed_forward_part_is_split_if_nothing_but_elementwise_ops_is_between(
     assert (kinds["up"], kinds["down"][0]) == (("column", is_split), "row" if is_split else "column")
 
 
+# A block has attention and a gated part. What is computed as a whole is in training, and with a weight of its own.
 LIKE_OTHERS = (
+    *("attention", "gated", "penalized", "used twice"),
     *("slopes", "over heads", "counting", "borrowing", "one key head"),
     *("cast", "softmax", "listed", "clipped", "number", "shifted"),
 )

@@ -10,7 +10,17 @@ from strategies.collectives.horovod import HorovodCollectives, start
 from strategies.topology.cluster import Cluster
 from strategies.topology.mesh import DeviceMesh
 from tests.strategies.collectives.contract import CollectivesContract
-from tests.strategies.collectives.reference import CUBE, EXCHANGE, LOWEST, SQUARE, SUM, UNEQUAL
+from tests.strategies.collectives.reference import (
+    BETWEEN_PROCESSES,
+    CUBE,
+    EXCHANGE,
+    LOWEST,
+    SQUARE,
+    SUM,
+    UNEQUAL,
+    Case,
+    ids,
+)
 
 LINE = {"data": 4}
 STAGES = {"pipe": 2, "data": 2}
@@ -31,6 +41,10 @@ def make_collectives(axes: tuple[tuple[str, int], ...], reverse: bool = False) -
 
 
 class TestHorovod(CollectivesContract):
+    @pytest.mark.parametrize(("mode", "case"), BETWEEN_PROCESSES, ids=ids)
+    def test_values_and_gradients(self, mode: str, case: Case) -> None:
+        super().test_values_and_gradients(mode, case)
+
     def make(self, axes: dict[str, int], *, reverse: bool = False) -> Collectives:
         # A cube would take eight processes: here its middle axis has one position.
         sizes = {"data": 2, "pipe": 1, "tensor": 2} if axes == CUBE else axes

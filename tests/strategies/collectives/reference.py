@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import pytest
 import tensorflow as tf
 
 from strategies.topology.mesh import DeviceMesh
@@ -94,6 +95,14 @@ MODES_AND_CASES = [
     *(("eager", case) for case in CASES),
     *(("graph", case) for case in CASES),
     *(("dynamic", case) for case in (LOWEST, UNEQUAL, CASES[9], SCATTER, ROOT, EXCHANGE, SWAP)),
+]
+
+
+#: Between processes, one case for each way to move data: the others differ in shapes and arguments, which are the same
+#: in one process.
+_MOVES = (SUM, LOWEST, UNEQUAL, SCATTER, ROOT, EXCHANGE, SWAP)
+BETWEEN_PROCESSES = [
+    pytest.param(mode, case, marks=[] if case in _MOVES else [pytest.mark.parity_all]) for mode, case in MODES_AND_CASES
 ]
 
 

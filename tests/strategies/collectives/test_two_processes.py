@@ -16,7 +16,8 @@ LIMIT_SECONDS = 600
 
 
 @pytest.mark.timeout(LIMIT_SECONDS + 30)
-def test_the_contract_holds_between_two_processes(tmp_path: Path) -> None:
+def test_the_contract_holds_between_two_processes(tmp_path: Path, pytestconfig: pytest.Config) -> None:
+    flags = ["--parity-all"] if pytestconfig.getoption("--parity-all") else []
     workers = [f"127.0.0.1:{port}" for port in free_ports(2)]
     processes, codes = [], [tmp_path / f"code{rank}" for rank in range(2)]
     logs = [tmp_path / f"log{rank}" for rank in range(2)]
@@ -25,7 +26,7 @@ def test_the_contract_holds_between_two_processes(tmp_path: Path) -> None:
             config = {"cluster": {"worker": workers}, "task": {"type": "worker", "index": rank}}
             with logs[rank].open("w") as log:
                 process = subprocess.Popen(
-                    python(str(Path(__file__).with_name("two_process_worker.py")), str(codes[rank])),
+                    python(str(Path(__file__).with_name("two_process_worker.py")), str(codes[rank]), *flags),
                     cwd=ROOT,
                     env={**os.environ, "TF_CONFIG": json.dumps(config), "PYTHONPATH": str(ROOT)},
                     stdin=subprocess.DEVNULL,

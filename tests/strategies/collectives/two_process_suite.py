@@ -6,6 +6,7 @@ Each process owns half of the coordinates, as two or four devices. TF_CONFIG say
 import functools
 import math
 
+import pytest
 import tensorflow as tf
 
 from strategies.collectives import Collectives
@@ -13,6 +14,7 @@ from strategies.collectives.tf_runtime import TensorFlowCollectives
 from strategies.topology.cluster import Cluster
 from strategies.topology.mesh import DeviceMesh
 from tests.strategies.collectives.contract import CollectivesContract
+from tests.strategies.collectives.reference import BETWEEN_PROCESSES, Case, ids
 
 
 @functools.cache
@@ -34,5 +36,9 @@ def make_collectives(axes: tuple[tuple[str, int], ...], reverse: bool) -> Tensor
 
 
 class TestTwoProcesses(CollectivesContract):
+    @pytest.mark.parametrize(("mode", "case"), BETWEEN_PROCESSES, ids=ids)
+    def test_values_and_gradients(self, mode: str, case: Case) -> None:
+        super().test_values_and_gradients(mode, case)
+
     def make(self, axes: dict[str, int], *, reverse: bool = False) -> Collectives:
         return make_collectives(tuple(axes.items()), reverse)

@@ -11,7 +11,7 @@ import pytest
 
 if __name__ == "__main__":
     suite = Path(__file__).with_name("two_process_suite.py")
-    code = pytest.main([str(suite), "-x", "-q", "-p", "no:cacheprovider"])
+    code = pytest.main([str(suite), *sys.argv[2:], "-x", "-q", "-p", "no:cacheprovider"])
     sys.stdout.flush()
     Path(sys.argv[1]).write_text(str(int(code)))
     time.sleep(3600)

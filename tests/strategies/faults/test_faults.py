@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from strategies.testing import faults
-from tests.processes import Programs, horovodrun, marked_after
+from tests.processes import Programs, horovodrun, launcher, marked_after
 from tests.strategies.faults.job import SHORT_SECONDS, STEP
 from tests.strategies.faults.table import Row, written
 
@@ -201,7 +201,8 @@ def test_killed_in_a_save_of_shards_it_goes_on(engine: str, shard: str, form: st
     none, ends = faults.Faults(), []
     for folder, hurt in (("checkpoints", kill), ("checkpoints", none), ("checkpoints 2", none)):
         arguments = [JOB, engine, "none", str(tmp_path / folder), shard, form]
-        with Programs(tmp_path, [_command(engine, arguments)], [hurt.environment()]) as programs:
+        start = horovodrun if engine == "HorovodStrategy" else launcher
+        with Programs(tmp_path, [start(2, arguments)], [hurt.environment()]) as programs:
             (code,) = programs.wait(LIMIT_SECONDS)
             output = programs.output(limit=60000)
         if hurt is kill:
@@ -216,9 +217,9 @@ def test_killed_in_a_save_of_shards_it_goes_on(engine: str, shard: str, form: st
 
 
 def _command(engine: str, arguments: list[str]) -> list[str]:
-    """Returns the command that starts two ranks with the launcher of an engine."""
+    """Returns the command that starts two ranks with the launcher of an engine, which are looked for afterwards."""
     if engine == "HorovodStrategy":
-        return horovodrun(2, arguments)
+        return horovodrun(2, arguments, in_one_family=True)
     return [sys.executable, "-m", "strategies.launch", "--nproc-per-node", "2", *arguments]
 
 

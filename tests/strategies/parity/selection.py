@@ -24,14 +24,12 @@ PROGRAMS_IN_PARTS = (("vision transformer", "split"), ("wide and deep network fr
 
 #: A whole program with losses of its own. One with Keras' own step runs in stages.
 _PROGRAMS = ("variational autoencoder",)
-#: Optimizers that do more with gradients than use each element of a sum alone.
+#: Optimizers that do more with gradients than use each element of a sum alone; accumulation, the norm of all gradients
+#: and averages in one.
 _OPTIMIZERS = (
     "Adafactor",
     "ScheduleFreeAdamW",
     "SGD, clipnorm",
-    "Adam, global_clipnorm",
-    "Adam, EMA with overwrite",
-    "SGD, gradient_accumulation_steps",
     "Adam, gradient_accumulation_steps, global_clipnorm, EMA with overwrite",
     "SGD, gradients left in accumulation",
     "MultiOptimizer",
@@ -91,6 +89,12 @@ _LIKE_OTHERS = {
     "jit_compile=True, Conv2D, gradient_accumulation_steps",
     "jit_compile=True, BatchNormalization(synchronized=True)",
     "mixed_bfloat16",
+    # Contained in the case with an overflow.
+    "mixed_float16",
+    # Contained in the case with several outputs.
+    "run_eagerly=True",
+    # The vision transformer, and split attention, run it.
+    "MultiHeadAttention, causal",
     "Conv2D, pooling",
     # Pipelines run it.
     "Sequential, Conv2D, LayerNormalization",
@@ -104,15 +108,8 @@ _LIKE_OTHERS = {
     "LayerNormalization, UnitNormalization",
 }
 
-#: The treatment of losses and of embedding tables, once each.
-LOSSES = (
-    "losses that layers add, of each kind",
-    "losses averaged by hand in train_step",
-    "table looked up by positions and by rows, Adam",
-)
-
-#: Cases in which four replicas differ from two: empty replicas, and each path between replicas once. Further cases run
-#: on four replicas in two processes.
+#: Cases in which four replicas differ from two: empty replicas, and each path between replicas once. They need no two
+#: replicas besides. Further cases run on four replicas in two processes.
 WITH_FOUR_BY_ITSELF = (
     "arrays, a batch that does not divide, a last batch smaller than the replicas",
     "batches of 1 row",
@@ -139,21 +136,10 @@ WITH_FOUR_REPLICAS = (
     "steps_per_execution=3",
 )
 
-#: Cases with special counts or sums.
-_SUMMED = (
-    "AUC, Precision, Recall, F1 and other counts",
-    "steps_per_execution=3",
-    "mixed_float16, overflow on one replica only",
-    "MultiOptimizer",
-    "Embedding, sparse gradients, gradient_accumulation_steps",
-    "BatchNormalization(synchronized=True)",
-    *LOSSES,
-)
-
 #: Between two processes, the forms of batches and the sums matter; the work of optimizers and layers alone is the same
-#: code as on two devices.
+#: code as on two devices. Batches that do not divide, synchronized statistics, overflows, tables and the state of
+#: layers run on two devices in each of two processes, and with one replica in each process over Horovod.
 BETWEEN_TWO_PROCESSES = (
-    "arrays, a batch that does not divide, a last batch smaller than the replicas",
     "one-pass generator",
     "train_on_batch, test_on_batch, predict_on_batch",
     "custom train_step with a loss per row",
@@ -161,20 +147,23 @@ BETWEEN_TWO_PROCESSES = (
     "custom loop, loss over the global batch",
     "sharpness-aware minimization",
     "loss function that is a root; F1, largest error and ranks as metrics",
-    "state of each kind that a layer keeps",
     "SimCLR, gather_rows",
     "logs of each kind",
     "SpectralNormalization",
     "Adam, gradient_accumulation_steps, global_clipnorm, EMA with overwrite",
-    *_SUMMED,
+    "AUC, Precision, Recall, F1 and other counts",
+    "steps_per_execution=3",
+    "Embedding, sparse gradients, gradient_accumulation_steps",
+    "losses that layers add, of each kind",
+    "losses averaged by hand in train_step",
     "float8, int8 with LoRA, int4, gradient_accumulation_steps, global_clipnorm",
 )
 
 #: Cases for Horovod, which computes the sums: one of each kind of sum. The use of the sums, counts, the losses of each
-#: kind and several optimizers run the same code as between two processes that TensorFlow joins.
+#: kind and several optimizers run the same code as between two processes that TensorFlow joins; `suite_readers` reads
+#: generators.
 OVER_HOROVOD = (
     "arrays, a batch that does not divide, a last batch smaller than the replicas",
-    "one-pass generator",
     "steps_per_execution=3",
     "mixed_float16, overflow on one replica only",
     "Embedding, sparse gradients, gradient_accumulation_steps",
@@ -213,7 +202,7 @@ def cases_of(world: World, config: pytest.Config) -> list[str]:
         is_refused = num_processes > 1 and num_local > 1
         return [name for name in ALL if not (is_refused and name == IN_A_CONDITIONAL)]
     if world == ALWAYS:
-        return [name for name in ALL if name not in _LIKE_OTHERS]
+        return [name for name in ALL if name not in _LIKE_OTHERS and name not in WITH_FOUR_BY_ITSELF]
     if world in SELDOM and not for_table:
         return []
     if num_replicas == 2:

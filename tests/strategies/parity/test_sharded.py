@@ -156,13 +156,12 @@ def test_the_parts_of_a_replica_have_slots_of_their_own_weights(axes: dict[str, 
 @pytest.mark.parametrize(
     ("make", "size", "shard"),
     [
-        (keras.optimizers.Adam, 4, "optimizer"),
-        (keras.optimizers.Lamb, 4, "optimizer"),
-        (keras.optimizers.Adam, 2, "optimizer"),
-        (keras.optimizers.Adam, 4, "weights"),
-        (keras.optimizers.Adam, 2, "weights"),
+        pytest.param(keras.optimizers.Adam, 4, "optimizer", id="slices"),
+        pytest.param(keras.optimizers.Lamb, 4, "optimizer", id="whole weights"),
+        pytest.param(keras.optimizers.Adam, 2, "optimizer", id="slices, by 2", marks=pytest.mark.parity_all),
+        pytest.param(keras.optimizers.Adam, 4, "weights", id="weights", marks=pytest.mark.parity_all),
+        pytest.param(keras.optimizers.Adam, 2, "weights", id="weights, by 2"),
     ],
-    ids=["slices", "whole weights", "slices, by 2", "weights", "weights, by 2"],
 )
 def test_each_device_holds_its_part(make: Callable[[], keras.Optimizer], size: int, shard: Sharded) -> None:
     with sharded(4, size, shard).scope():

@@ -7,7 +7,7 @@ from tests.selecting import leave_to_parity_all
 # Replicas that span processes are trained by `test_spanning`, which covers every kind of crossing; their optimizers,
 # files and refusals have suites of their own, which run with one engine. Replicas of several devices in each of two
 # processes are trained by the tests of the ImageNet example. Sharding of data and writing of files are the same under
-# both strategies.
+# both strategies. Checkpoints and comparisons use sums and gathers that other suites run over Horovod.
 LEFT_OUT = (
     "[programs-MultiWorkerMirroredStrategy]",
     "[data-HorovodStrategy]",
@@ -17,6 +17,8 @@ LEFT_OUT = (
     "[spanning-refusals-HorovodStrategy]",
     "[spanning-files-HorovodStrategy]",
     "[spanning-generation-HorovodStrategy]",
+    "[sharded-checkpoints-HorovodStrategy]",
+    "[comparisons-HorovodStrategy]",
     "[meshes-2-MultiWorkerMirroredStrategy]",
     "[meshes-2-HorovodStrategy]",
     "[meshes-4-MultiWorkerMirroredStrategy]",
@@ -26,6 +28,12 @@ LEFT_OUT = (
     "test_pipelines_over_two_processes[HorovodStrategy-2]",
     "test_pipelines_over_two_processes[MultiWorkerMirroredStrategy-2]",
 )
+
+
+@pytest.fixture
+def flags(pytestconfig: pytest.Config) -> list[str]:
+    """Returns the flags that the ranks get, too, so that they select the tests of their suites."""
+    return ["--parity-all"] if pytestconfig.getoption("--parity-all") else []
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -33,6 +33,8 @@ from tests.strategies.processes.ranks import shared_folder
 TENSOR: Mapping[str, int] = {"tensor": 2}
 PIPE: Mapping[str, int] = {"pipe": 2}
 MESHES = [pytest.param(TENSOR, id="tensor"), pytest.param(PIPE, id="pipe")]
+# `spanning_sharded` and `sharded_checkpoints` go on with stages, whose files are compared below, too.
+ONE = [MESHES[0], pytest.param(PIPE, id="pipe", marks=pytest.mark.parity_all)]
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -182,35 +184,6 @@ class TestFiles:
             plain = keras.models.load_model(path)
         assert_equal(plain.get_weights(), model.get_weights())
         assert_equal([variable.numpy() for variable in plain.optimizer.variables], state(model)[10:])
-
-    def test_one_opens_where_this_package_is_not(self, axes: Mapping[str, int], shared: Path) -> None:
-        model = spread(axes)
-        set_to_numbers(model)
-        model.save(shared / "model.keras")
-        with pytest.raises(ValueError, match=r"load_model\('model.keras'\)"):
-            tf.saved_model.save(model, str(shared / f"saved by {rank()}"))
-        model.export(shared / "exported", verbose=False)
-        rows = np.random.default_rng(1).standard_normal((4, *model.inputs[0].shape[1:])).astype("float32")
-        predicted = np.asarray(model.predict(rows, verbose=0))
-        if rank() == 0:
-            served = tf.saved_model.load(str(shared / "exported"))
-            np.testing.assert_allclose(served.serve(tf.constant(rows)), predicted, rtol=1e-6, atol=1e-6)
-        values = state(model)
-        error = ""
-        if rank() == 0:
-            np.savez(shared / "values.npz", *values)
-            program = (
-                "import sys, numpy as np; sys.modules['strategies'] = sys.modules['keras_ext'] = None\n"
-                "import keras\n"
-                "model, values = keras.models.load_model('model.keras'), np.load('values.npz')\n"
-                "found = [*model.get_weights(), *(v.numpy() for v in model.optimizer.variables)]\n"
-                "assert len(found) == len(values.files)\n"
-                "for name, value in zip(values.files, found): np.testing.assert_array_equal(values[name], value)\n"
-            )
-            ended = subprocess.run([sys.executable, "-c", program], cwd=shared, capture_output=True, check=False)
-            error = ended.stderr.decode() if ended.returncode else ""
-        failed = int(job().broadcast(tf.constant(len(error))))
-        assert not failed, error
 
     def test_adapters_are_merged_as_keras_merges_them(self, axes: Mapping[str, int], shared: Path) -> None:
         def adapted() -> keras.Model:
@@ -364,6 +337,37 @@ def _datasets(path: Path) -> bytes | dict[str, bytes]:
         return {name: archive.read(name) for name in archive.namelist() if name != "metadata.json"}
 
 
+@pytest.mark.parametrize("axes", ONE)
+def test_one_opens_where_this_package_is_not(axes: Mapping[str, int], shared: Path) -> None:
+    model = spread(axes)
+    set_to_numbers(model)
+    model.save(shared / "model.keras")
+    with pytest.raises(ValueError, match=r"load_model\('model.keras'\)"):
+        tf.saved_model.save(model, str(shared / f"saved by {rank()}"))
+    model.export(shared / "exported", verbose=False)
+    rows = np.random.default_rng(1).standard_normal((4, *model.inputs[0].shape[1:])).astype("float32")
+    predicted = np.asarray(model.predict(rows, verbose=0))
+    if rank() == 0:
+        served = tf.saved_model.load(str(shared / "exported"))
+        np.testing.assert_allclose(served.serve(tf.constant(rows)), predicted, rtol=1e-6, atol=1e-6)
+    values = state(model)
+    error = ""
+    if rank() == 0:
+        np.savez(shared / "values.npz", *values)
+        program = (
+            "import sys, numpy as np; sys.modules['strategies'] = sys.modules['keras_ext'] = None\n"
+            "import keras\n"
+            "model, values = keras.models.load_model('model.keras'), np.load('values.npz')\n"
+            "found = [*model.get_weights(), *(v.numpy() for v in model.optimizer.variables)]\n"
+            "assert len(found) == len(values.files)\n"
+            "for name, value in zip(values.files, found): np.testing.assert_array_equal(values[name], value)\n"
+        )
+        ended = subprocess.run([sys.executable, "-c", program], cwd=shared, capture_output=True, check=False)
+        error = ended.stderr.decode() if ended.returncode else ""
+    failed = int(job().broadcast(tf.constant(len(error))))
+    assert not failed, error
+
+
 class _Dies(keras.callbacks.Callback):
     """Interrupts the second epoch before its last step."""
 
@@ -372,7 +376,7 @@ class _Dies(keras.callbacks.Callback):
             raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("axes", MESHES)
+@pytest.mark.parametrize("axes", ONE)
 def test_a_killed_run_goes_on(axes: Mapping[str, int], shared: Path) -> None:
     """A backup resumes after its last epoch; a checkpoint resumes within an epoch, bit-identically, with its logs."""
     x, y = data()

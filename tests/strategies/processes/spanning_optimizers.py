@@ -133,21 +133,33 @@ OPTIMIZERS: dict[str, Callable[[], Any]] = {
         opt.OptimizerMap(opt.SGD(0.1, global_clipnorm=0.05), {".*bias.*": opt.Adam(0.01, clipnorm=0.1)})
     ),
 }
-NAMES = [pytest.param(name, marks=marks_of(name)) for name in OPTIMIZERS]
 
 
-@pytest.mark.parametrize("name", NAMES)
+def names(*seldom: str) -> list[Any]:
+    """Returns the names of all optimizers; those in `seldom` need the flag."""
+    return [
+        pytest.param(name, marks=[*marks_of(name), *([pytest.mark.parity_all] if name in seldom else [])])
+        for name in OPTIMIZERS
+    ]
+
+
+# The norm of all weights is contained in "gathered" and "scaled". A stage's process has whole gradients.
+@pytest.mark.parametrize(
+    "name", names("all weights' norm", "each weight's norm", "values", "averages", "averages at the end")
+)
 def test_optimizers_of_stages(name: str) -> None:
     assert_parity(functools.partial(stages, 0, 1), OPTIMIZERS[name], "pipe")
 
 
-@pytest.mark.parametrize("name", [*NAMES, "whole weights"])
+@pytest.mark.parametrize("name", [*names("all weights' norm", "values", "averages at the end"), "whole weights"])
 def test_optimizers_of_shards(name: str) -> None:
     whole = functools.partial(opt.Lamb, 1e-2, global_clipnorm=0.05)
     assert_parity(shards, OPTIMIZERS.get(name, whole), "tensor")
 
 
-@pytest.mark.parametrize("name", ["all weights' norm", "gathered", "scaled"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("all weights' norm", marks=pytest.mark.parity_all), "gathered", "scaled"]
+)
 def test_a_process_without_trainable_weights(name: str) -> None:
     assert_parity(held_by_one, OPTIMIZERS[name], "pipe")
 

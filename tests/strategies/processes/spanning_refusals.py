@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import keras
@@ -45,8 +46,23 @@ def refused() -> Any:
     return pytest.raises(ValueError, match=r"stages of the pipeline .* are in several processes.*compile and fit")
 
 
-@pytest.mark.parametrize("of", ["all weights", "the first", "the last", "inputs"])
-@pytest.mark.parametrize("traced", ["nothing", "model", "tape"])
+def pairs(first: Iterable[str], second: Iterable[str], *gate: tuple[str, str]) -> list[Any]:
+    """Returns all pairs; those that are not in `gate`, which has each of the words, need the flag."""
+    every = itertools.product(first, second)
+    return [pytest.param(*pair, marks=[] if pair in gate else [pytest.mark.parity_all]) for pair in every]
+
+
+@pytest.mark.parametrize(
+    ("traced", "of"),
+    pairs(
+        ("nothing", "model", "tape"),
+        ("all weights", "the first", "the last", "inputs"),
+        ("nothing", "all weights"),
+        ("nothing", "inputs"),
+        ("model", "the first"),
+        ("tape", "the last"),
+    ),
+)
 def test_gradients_of_a_call(traced: str, of: str) -> None:
     model, inputs = pipeline(), tf.constant(X[:4])
     weights = [weight.value.values[0] for weight in model.trainable_variables]
@@ -147,8 +163,15 @@ class EachInApply(InApply):
     joint = False
 
 
-@pytest.mark.parametrize("cls", [InApply, InApplyGradients])
-@pytest.mark.parametrize("axis", ["pipe", "tensor"])
+@pytest.mark.parametrize(
+    ("axis", "cls"),
+    [
+        ("pipe", InApply),
+        ("tensor", InApplyGradients),
+        pytest.param("pipe", InApplyGradients, marks=pytest.mark.parity_all),
+        pytest.param("tensor", InApply, marks=pytest.mark.parity_all),
+    ],
+)
 def test_an_optimizer_that_clips_all_gradients_together(axis: str, cls: type) -> None:
     with on(axis).scope():
         model = keras_ext.parallelize(plain()) if axis == "tensor" else pipeline()
@@ -196,8 +219,16 @@ WRONG: dict[str, tuple[dict[str, Any], Any, Any, str]] = {
 }
 
 
-@pytest.mark.parametrize("entry", ["fit", "evaluate", "train_on_batch"])
-@pytest.mark.parametrize("wrong", WRONG)
+@pytest.mark.parametrize(
+    ("wrong", "entry"),
+    pairs(
+        WRONG,
+        ("fit", "evaluate", "train_on_batch"),
+        *((wrong, "fit") for wrong in WRONG),
+        ("labels", "evaluate"),
+        ("metric", "train_on_batch"),
+    ),
+)
 def test_errors_of_losses_and_metrics(wrong: str, entry: str) -> None:
     compiling, labels, weights, message = WRONG[wrong]
     model = pipeline()

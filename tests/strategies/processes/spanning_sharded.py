@@ -84,7 +84,12 @@ def on_one_device() -> list[np.ndarray]:
     return [*plain.get_weights(), *(variable.numpy() for variable in plain.optimizer.variables)]
 
 
-@pytest.mark.parametrize("axes", MESHES, ids=str)
+# Checkpoints of stages are tested below.
+@pytest.mark.parametrize(
+    "axes",
+    [pytest.param(axes, marks=[pytest.mark.parity_all] if "pipe" in axes else []) for axes in MESHES],
+    ids=str,
+)
 def test_trained_saved_and_gone_on(axes: Mapping[str, int]) -> None:
     model, original = spread(axes)
     # The copies have the rule that draws the weights; each process has drawn only the weights that it holds.

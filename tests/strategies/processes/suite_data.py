@@ -77,7 +77,15 @@ class TestDatasets:
         assert logs["total"] == [210.0, 210.0]
         assert "its length is unknown" not in caplog.text
 
-    @pytest.mark.parametrize(("counts", "steps_per_execution"), [((8, 8), 1), ((13, 5), 3), ((0, 6), 1), ((6, 0), 3)])
+    @pytest.mark.parametrize(
+        ("counts", "steps_per_execution"),
+        [
+            pytest.param((8, 8), 1, marks=pytest.mark.parity_all),
+            ((13, 5), 3),
+            ((0, 6), 1),
+            pytest.param((6, 0), 3, marks=pytest.mark.parity_all),
+        ],
+    )
     def test_its_own_dataset_of_any_length(self, counts: tuple[int, int], steps_per_execution: int) -> None:
         mine = with_policy(numbers(counts[rank()], first=100 * rank()).batch(3), Policy.OFF)
         model = counter(steps_per_execution=steps_per_execution)
@@ -167,7 +175,10 @@ class Sevens(keras.utils.PyDataset):
 
 
 class TestReadingAhead:
-    @pytest.mark.parametrize("kind", ["of known length", "agreed upon", "PyDataset"])
+    # The length of a PyDataset is known, too.
+    @pytest.mark.parametrize(
+        "kind", [pytest.param("of known length", marks=pytest.mark.parity_all), "agreed upon", "PyDataset"]
+    )
     def test_it_changes_nothing(self, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
         """The strategy treats CPU devices as GPUs."""
         x, y = regression()

@@ -176,7 +176,7 @@ class SharedClock:
 class TestState:
     """The state that steps write is that of the global batch, also if a batch has rows for one rank only."""
 
-    @pytest.mark.parametrize("size", [3, 4])
+    @pytest.mark.parametrize("size", [3, pytest.param(4, marks=pytest.mark.parity_all)])
     def test_it_is_that_of_one_device(self, size: int) -> None:
         cases = {name: state.EQUAL[name] for name in ("sum", "count", "decayed_sum", "mean", "maximum", "quotient")}
         cases |= {"written_twice": state.EQUAL["written_twice"], "of_tensorflow": state.EQUAL["of_tensorflow"]}
@@ -324,7 +324,8 @@ class TestPrograms:
     def test_a_learning_rate_is_a_number(self) -> None:
         assert float(dense().optimizer.learning_rate) == pytest.approx(0.05)
 
-    def test_xla_inside_replicas(self, caplog: pytest.LogCaptureFixture) -> None:
+    @pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.parity_all)])
+    def test_xla_inside_replicas(self, compiled: bool, caplog: pytest.LogCaptureFixture) -> None:
         """The numbers are those of one device, compiled and not; uncompiled parts are logged on one rank, once."""
         logger = "strategies._keras_hooks.compiled_steps"
         caplog.set_level("INFO", logger)
@@ -333,7 +334,7 @@ class TestPrograms:
         def num_lines() -> int:
             return sum(record.name == logger for record in caplog.records)
 
-        def trained(jit: bool, where: Any, *layers: keras.layers.Layer) -> list[Any]:
+        def trained(jit: bool, where: Any, *layers: keras.layers.Layer) -> tuple[Any, list[Any]]:
             keras.utils.set_random_seed(5)
             with where:
                 model = keras.Sequential([keras.Input((4,)), *layers, keras.layers.Dense(8), keras.layers.Dense(1)])
@@ -341,14 +342,16 @@ class TestPrograms:
                 model.compile(optimizer, "mse", metrics=["mae"], jit_compile=jit)
             # The last batch has 1 row, the one before 7: rank 1 has no row in it.
             history = model.fit(x, y, batch_size=7, epochs=2, verbose=0, shuffle=False).history
-            evaluated = model.evaluate(x, y, batch_size=7, verbose=0)
-            return [*model.get_weights(), *history.values(), evaluated, model.predict(x, verbose=0)]
+            return model, [*model.get_weights(), *history.values()]
 
-        ours = trained(True, strategy().scope())
+        def outcome(jit: bool, where: Any) -> list[Any]:
+            model, found = trained(jit, where)
+            return [*found, model.evaluate(x, y, batch_size=7, verbose=0), model.predict(x, verbose=0)]
+
+        ours = outcome(True, strategy().scope())
         assert all_ranks(num_lines()) == [0, 0]
-        for jit in (False, True):
-            for one, other in zip(ours, trained(jit, contextlib.nullcontext()), strict=True):
-                np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-6)
+        for one, other in zip(ours, outcome(compiled, contextlib.nullcontext()), strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-6)
         with strategy().scope():
             normalization = keras.layers.BatchNormalization(synchronized=True)
         trained(True, strategy().scope(), normalization)
@@ -363,7 +366,7 @@ class TestPrograms:
         model.fit(x, y, verbose=0)
         assert all_ranks(digest(model)) == [digest(model)] * 2
 
-    @pytest.mark.parametrize("compression", ["fp16", "bf16"])
+    @pytest.mark.parametrize("compression", [pytest.param("fp16", marks=pytest.mark.parity_all), "bf16"])
     def test_gradients_rounded_on_their_way(self, compression: Any) -> None:
         if os.environ["SUITE_STRATEGY"] != "HorovodStrategy":
             with pytest.raises(TypeError, match="compression"):

@@ -111,6 +111,13 @@ MODELS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "rate of dropout": ({"rate": 0.25}, {}, r"layer dropped\(rate=0.25"),
 }
 
+#: Models that are compared as others: all settings of an optimizer are compared alike.
+LIKE_OTHERS = (
+    *(f"Adam {name}" for name in ("beta_1", "beta_2", "epsilon", "amsgrad", "weight_decay", "clipvalue")),
+    *(f"Adam {name}" for name in ("global_clipnorm", "loss_scale_factor", "gradient_accumulation_steps")),
+    *("nesterov", "momentum of averages", "overwriting by averages"),
+)
+
 #: By name: the arguments of `fit` on the last rank and on the others, and a pattern of the error.
 ARGUMENTS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "batch_size": ({"batch_size": 4}, {}, r"fit\(batch_size=4\)"),
@@ -149,7 +156,9 @@ def fitted(trained: keras.Model, **arguments: Any) -> None:
     trained.fit(**{"x": X, "y": Y, "batch_size": 8, "shuffle": False, "verbose": 0, **arguments})
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.parity_all] if name in LIKE_OTHERS else []) for name in MODELS]
+)
 def test_another_model(name: str) -> None:
     other, own, names = MODELS[name]
     made = model(**(other if is_other() else own))

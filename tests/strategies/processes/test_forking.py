@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.processes import Programs, cluster_environments, horovodrun
+from tests.processes import Programs, cluster_environments, horovodrun, python
 
 LIMIT_SECONDS = 400
 PROGRAM = str(Path(__file__).with_name("forking.py"))
@@ -22,7 +22,8 @@ def trained(folder: Path, strategy: str, keeper: str) -> np.ndarray:
     elif strategy == "MultiWorkerMirroredStrategy":
         programs = Programs(folder, [[sys.executable, *arguments]] * 2, cluster_environments(2))
     else:
-        programs = Programs(folder, [[sys.executable, *arguments]])
+        # Plain Keras is only compared with.
+        programs = Programs(folder, [python(*arguments) if strategy == "none" else [sys.executable, *arguments]])
     with programs:
         codes = programs.wait(LIMIT_SECONDS)
         assert not any(code != 0 for code in codes), programs.output()

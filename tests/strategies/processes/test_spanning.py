@@ -8,9 +8,13 @@ from tests.strategies.processes import matrix
 
 LIMIT_SECONDS = 900
 
-#: Engine, processes, devices of each, meshes, tests. Each axis crosses, alone and with others, over either engine.
+#: Engine, processes, devices of each, meshes, tests. Each axis crosses, alone or with others, over either engine.
 DEFAULT = [
-    pytest.param("HorovodStrategy", 4, 1, [{"pipe": 2, "tensor": 2}, {"data": 2, "pipe": 2}], "mlp", id="four"),
+    pytest.param("HorovodStrategy", 4, 1, [{"pipe": 2, "tensor": 2}], "mlp", id="four"),
+    # `test_spanning_sharded` trains several replicas that span processes.
+    pytest.param(
+        *("HorovodStrategy", 4, 1, [{"data": 2, "pipe": 2}], "mlp"), marks=pytest.mark.parity_all, id="four, replicas"
+    ),
     # `test_suites` runs other models in two processes.
     pytest.param(
         *("MultiWorkerMirroredStrategy", 2, 1, [{"pipe": 2}, {"tensor": 2}], "resnet"),

@@ -32,16 +32,18 @@ SUITES = [
 @pytest.mark.timeout(LIMIT_SECONDS + 30)
 @pytest.mark.parametrize("strategy", ["MultiWorkerMirroredStrategy", "HorovodStrategy"])
 @pytest.mark.parametrize(("arguments", "num_devices"), SUITES)
-def test_they_pass_on_both_ranks(arguments: tuple[str, ...], num_devices: int, strategy: str, tmp_path: Path) -> None:
+def test_they_pass_on_both_ranks(
+    arguments: tuple[str, ...], num_devices: int, strategy: str, flags: list[str], tmp_path: Path
+) -> None:
     environment = {
         "SUITE_STRATEGY": strategy,
         "SUITE_FOLDER": str(tmp_path / "shared by ranks"),
         "SUITE_DEVICES": str(num_devices),
     }
     if strategy == "HorovodStrategy":
-        programs = Programs(tmp_path, [horovodrun(2, [WORKER, *arguments])], [environment])
+        programs = Programs(tmp_path, [horovodrun(2, [WORKER, *arguments, *flags])], [environment])
     else:
         programs = Programs(
-            tmp_path, [python(WORKER, *arguments)] * 2, [environment | e for e in cluster_environments(2)]
+            tmp_path, [python(WORKER, *arguments, *flags)] * 2, [environment | e for e in cluster_environments(2)]
         )
     matrix.assert_suite_passes(programs, 2, LIMIT_SECONDS)

@@ -1,4 +1,7 @@
-"""One of the processes that run suites together; arguments are the suites' files and pytest's options."""
+"""One of the processes that run suites together; arguments are the suites' files and pytest's options.
+
+Tests of suites that are marked with `parity_all` run with the flag only, as those that pytest collects.
+"""
 
 import os
 import sys
@@ -10,10 +13,17 @@ import pytest
 import tensorflow as tf
 
 from tests.graphs import collect_seldom, forget_gradients
+from tests.selecting import leave_to_parity_all
 
 
-class LetsGraphsGo:
-    """A pytest plugin for all suites: frees the graphs of each test."""
+class Suites:
+    """A pytest plugin for all suites: selects tests, and frees the graphs of each."""
+
+    def pytest_addoption(self, parser: pytest.Parser) -> None:
+        parser.addoption("--parity-all", action="store_true")
+
+    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
+        leave_to_parity_all(config, items, lambda item: item.get_closest_marker("parity_all") is not None)
 
     @pytest.fixture(autouse=True)
     def _graphs_are_let_go(self) -> Iterator[None]:
@@ -33,4 +43,4 @@ if __name__ == "__main__":
     # Ranks that clean up pytest's common folder at the same time disturb each other.
     with tempfile.TemporaryDirectory() as folder:
         options.append(f"--basetemp={Path(folder) / 'of this rank'}")
-        sys.exit(pytest.main([*options, *arguments], plugins=[LetsGraphsGo()]))
+        sys.exit(pytest.main([*options, *arguments], plugins=[Suites()]))
