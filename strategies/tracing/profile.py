@@ -98,10 +98,12 @@ def _of_host(plane: Any, started: int) -> Iterator[Operation]:
     begun: dict[tuple[str, int], list[int]] = defaultdict(list)
     ended: dict[tuple[str, int], list[int]] = defaultdict(list)
     kinds: dict[tuple[str, int], str] = {}
+    last = 0
     for line in plane.lines:
         for event in line.events:
             key = event.metadata_id
             begin = started + line.timestamp_ns + event.offset_ps // 1000
+            last = max(last, begin + event.duration_ps // 1000)
             if key in operations:
                 name, kind = operations[key].group(1, 2)
                 yield Operation(name, kind, begin, begin + event.duration_ps // 1000)
@@ -113,8 +115,10 @@ def _of_host(plane: Any, started: int) -> Iterator[Operation]:
                 kinds[number] = stats.get("kernel_type", "")
                 (ended if ends[key] else begun)[number].append(begin)
     for number, times in begun.items():
-        # Their order is that of threads, not of time.
-        for begin, end in zip(sorted(times), sorted(ended[number]), strict=False):
+        # Their order is that of threads, not of time. The profiler may stop before a thread has recorded an end, though the
+        # step is done. Such a call ends when what follows it begins.
+        missing = [last] * (len(times) - len(ended[number]))
+        for begin, end in zip(sorted(times), [*sorted(ended[number]), *missing], strict=False):
             yield Operation(number[0], kinds[number], begin, max(begin, end), is_call=True)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tensorflow as tf
@@ -37,14 +38,35 @@ def test_a_function_with_a_call_and_a_dataset(tmp_path: Path) -> None:
     totals = [each for each in found if each.name == "outer_scope/total"]
     assert [len(products), len(totals)] == [10, 10]
     assert {(each.kind, each.is_call) for each in totals} == {("Sum", False)}
-    # The profiler may stop before the end of the last call is recorded.
     calls = sorted((each for each in found if each.kind == "PartitionedCall"), key=lambda each: each.begin)
-    assert len(calls) in (9, 10)
-    for call, product in zip(calls, sorted(products, key=lambda each: each.begin), strict=False):
+    for call, product in zip(calls, sorted(products, key=lambda each: each.begin), strict=True):
         assert call.is_call
         assert call.name.startswith("outer_scope/")
         assert call.begin <= product.begin <= product.end <= call.end
     assert [each.kind for each in found if "IteratorGetNextOp" in each.name] == [INPUT] * 10
+
+
+def test_a_call_whose_end_is_not_recorded(tmp_path: Path) -> None:
+    """It ends at the latest with the profile."""
+    space = xplane_pb2.XSpace()
+    environment = space.planes.add(name="Task Environment")
+    environment.stat_metadata[1].name = "profile_start_time"
+    environment.stats.add(metadata_id=1, uint64_value=1000)
+    plane = space.planes.add(name="/host:CPU")
+    for number, name in enumerate(("name", "kernel_type", "step_id"), start=1):
+        plane.stat_metadata[number].name = name
+    plane.event_metadata[1].name = "ExecutorState::ProcessAsync::Start"
+    plane.event_metadata[2].name = "ExecutorState::ProcessAsync::Done"
+    plane.event_metadata[3].name = "x:MatMul"
+    line = plane.lines.add(timestamp_ns=0)
+    for kind, step, at in ((1, 7, 10), (1, 8, 40), (2, 7, 30)):
+        event = line.events.add(metadata_id=kind, offset_ps=1000 * at)
+        event.stats.add(metadata_id=1, str_value="f/PartitionedCall")
+        event.stats.add(metadata_id=2, str_value="PartitionedCall")
+        event.stats.add(metadata_id=3, int64_value=step)
+    line.events.add(metadata_id=3, offset_ps=50_000, duration_ps=5000)
+    calls = [each for each in profile.read(_written(space, tmp_path)) if each.is_call]
+    assert sorted((each.begin, each.end) for each in calls) == [(1010, 1030), (1040, 1055)]
 
 
 def test_a_dropped_profile_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,7 +95,12 @@ def test_kernels_of_a_gpu(tmp_path: Path) -> None:
     line = plane.lines.add(timestamp_ns=50)
     line.events.add(metadata_id=1, offset_ps=2000, duration_ps=3000).stats.add(metadata_id=1, ref_value=2)
     line.events.add(metadata_id=1, offset_ps=9000, duration_ps=3000)
-    folder = tmp_path / "plugins" / "profile" / "now"
+    assert profile.read(_written(space, tmp_path)) == [Operation("dense/MatMul", "MatMul", 1052, 1055, device="GPU:1")]
+
+
+def _written(space: Any, path: Path) -> Path:
+    """Writes a profile as TensorFlow does; returns the folder that it was given."""
+    folder = path / "plugins" / "profile" / "now"
     folder.mkdir(parents=True)
     (folder / "host.xplane.pb").write_bytes(space.SerializeToString())
-    assert profile.read(tmp_path) == [Operation("dense/MatMul", "MatMul", 1052, 1055, device="GPU:1")]
+    return path
