@@ -13,8 +13,40 @@ Shard = Literal["optimizer", "gradients", "weights"] | None
 ScheduleName = Literal["1f1b", "zb_h1", "zb_v", "v_half"]
 
 
+class MeshSizes:
+    """The numbers that follow from the sizes of a mesh's axes, which subclasses have as attributes.
+
+    Attributes:
+        num_data: size of the axis "data".
+        num_stages: size of the axis "pipe".
+        num_tensor: size of the axis "tensor".
+        num_expert: size of the axis "expert".
+    """
+
+    num_data: int
+    num_stages: int
+    num_tensor: int
+    num_expert: int
+
+    @property
+    def num_replicas(self) -> int:
+        """The number of groups of devices that compute different rows."""
+        return self.num_data * self.num_expert
+
+    @property
+    def num_devices(self) -> int:
+        """The number of devices."""
+        return self.num_replicas * self.num_stages * self.num_tensor
+
+    @property
+    def mesh(self) -> dict[str, int]:
+        """The mesh as the strategies take it; "expert" only if experts are divided."""
+        expert = {"expert": self.num_expert} if self.num_expert > 1 else {}
+        return {"data": self.num_data, **expert, "pipe": self.num_stages, "tensor": self.num_tensor}
+
+
 @dataclass(frozen=True)
-class Layout:
+class Layout(MeshSizes):
     """A mesh, and how a batch is computed on it.
 
     Attributes:
@@ -65,22 +97,6 @@ class Layout:
                 f"Chunks belong to the schedule '1f1b'. Received: schedule={self.schedule!r}, "
                 f"num_chunks={self.num_chunks}."
             )
-
-    @property
-    def num_replicas(self) -> int:
-        """The number of groups of devices that compute different rows."""
-        return self.num_data * self.num_expert
-
-    @property
-    def num_devices(self) -> int:
-        """The number of devices."""
-        return self.num_replicas * self.num_stages * self.num_tensor
-
-    @property
-    def mesh(self) -> dict[str, int]:
-        """The mesh as the strategies take it; "expert" only if experts are divided."""
-        expert = {"expert": self.num_expert} if self.num_expert > 1 else {}
-        return {"data": self.num_data, **expert, "pipe": self.num_stages, "tensor": self.num_tensor}
 
     @property
     def chunks_of_device(self) -> int:

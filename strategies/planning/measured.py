@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from strategies.planning.hardware import Gpu
-from strategies.planning.layout import Shard
+from strategies.planning.layout import MeshSizes, Shard
 from strategies.planning.shared_devices import schedule_seconds
 from strategies.schedules import SCHEDULES, Action, Cost, Kind
 from strategies.schedules.partition import balanced
@@ -187,7 +187,7 @@ class MeasuredStep:
 
 
 @dataclass(frozen=True)
-class MeasuredLayout:
+class MeasuredLayout(MeshSizes):
     """A mesh for a measured model.
 
     Attributes:
@@ -209,22 +209,6 @@ class MeasuredLayout:
     shard: Shard = None
     recompute: bool = False
     num_expert: int = 1
-
-    @property
-    def mesh(self) -> dict[str, int]:
-        """The mesh as the strategies take it; "expert" only if experts are divided."""
-        expert = {"expert": self.num_expert} if self.num_expert > 1 else {}
-        return {"data": self.num_data, **expert, "pipe": self.num_stages, "tensor": self.num_tensor}
-
-    @property
-    def num_replicas(self) -> int:
-        """The number of groups of devices that compute different rows."""
-        return self.num_data * self.num_expert
-
-    @property
-    def num_devices(self) -> int:
-        """The number of devices."""
-        return self.num_replicas * self.num_stages * self.num_tensor
 
 
 def measured_seconds(step: MeasuredStep, layout: MeasuredLayout, batch_size: int) -> dict[str, float]:
