@@ -115,8 +115,8 @@ def _of_host(plane: Any, started: int) -> Iterator[Operation]:
                 kinds[number] = stats.get("kernel_type", "")
                 (ended if ends[key] else begun)[number].append(begin)
     for number, times in begun.items():
-        # Their order is that of threads, not of time. The profiler may stop before a thread has recorded an end, though the
-        # step is done. Such a call ends when what follows it begins.
+        # Their order is that of threads, not of time. The profiler may stop before a thread has recorded an end.
+        # Then the step is done, and the call ends when what follows it begins.
         missing = [last] * (len(times) - len(ended[number]))
         for begin, end in zip(sorted(times), [*sorted(ended[number]), *missing], strict=False):
             yield Operation(number[0], kinds[number], begin, max(begin, end), is_call=True)
