@@ -81,7 +81,7 @@ def all_reduce_seconds(numbers: float, layout: Layout, gpu: Gpu) -> float:
         gpu: the devices.
     """
     t = layout.num_tensor
-    rate = gpu.host_bytes_per_second if t <= layout.host_size else gpu.network_bytes_per_second
+    rate = gpu.host_bytes_per_second if layout.is_in_host(t) else gpu.network_bytes_per_second
     return 2 * (t - 1) / t * 2.0 * numbers / rate + _HOP_SECONDS * (t - 1)
 
 
@@ -94,6 +94,6 @@ def all_to_all_seconds(numbers: float, layout: Layout, gpu: Gpu) -> float:
         gpu: the devices.
     """
     e = layout.num_expert
-    in_host = e * layout.num_stages * layout.num_tensor <= layout.host_size
+    in_host = layout.is_in_host(e * layout.num_stages * layout.num_tensor)
     rate = gpu.host_bytes_per_second if in_host else gpu.network_bytes_per_second
     return (e - 1) / e * 2.0 * numbers / layout.num_tensor / rate + _HOP_SECONDS * (e - 1)

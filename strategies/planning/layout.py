@@ -62,7 +62,8 @@ class Layout(MeshSizes):
         gradient_bytes: bytes of a gradient where replicas exchange it.
         schedule: of the pipeline. "zb_v" and "v_half" have two chunks on each device, whatever `num_chunks` is.
         num_expert: size of the axis "expert", over which experts and rows are divided.
-        offload: True if the inputs of recomputed blocks are kept in the host's memory; needs ``recompute="full"``.
+        offload: True if the inputs of recomputed blocks are kept in the host's memory; needs ``recompute="full"``, and
+            one stage.
         overlap_tensor: True if the all-reduces of a backward pass run while gradients of weights are computed.
 
     Example:
@@ -87,10 +88,13 @@ class Layout(MeshSizes):
     overlap_tensor: bool = False
 
     def __post_init__(self) -> None:
-        if self.offload and self.recompute != "full":
+        numbers = (self.num_data, self.num_stages, self.num_tensor, self.microbatch_size, self.num_chunks)
+        if min(*numbers, self.host_size, self.num_expert) < 1:
+            raise ValueError(f"All sizes of a layout are at least 1. Received: {self}.")
+        if self.offload and (self.recompute != "full" or self.num_stages > 1):
             raise ValueError(
-                "Only the inputs of blocks that are computed again can be kept in the host's memory: offload needs "
-                f"recompute='full'. Received: recompute={self.recompute!r}."
+                "Only the inputs of blocks that are computed again can be kept in the host's memory, without stages: "
+                f"offload needs recompute='full'. Received: recompute={self.recompute!r}, num_stages={self.num_stages}."
             )
         if self.schedule != "1f1b" and self.num_chunks > 1:
             raise ValueError(
@@ -102,6 +106,12 @@ class Layout(MeshSizes):
     def chunks_of_device(self) -> int:
         """The number of stages on each device."""
         return 2 if self.schedule in ("zb_v", "v_half") else self.num_chunks
+
+    def is_in_host(self, num_neighbours: int) -> bool:
+        """Returns True if every group of so many neighbouring devices is inside a host."""
+        return num_neighbours <= self.host_size and (
+            self.num_devices <= self.host_size or self.host_size % num_neighbours == 0
+        )
 
     @property
     def pipeline(self) -> dict[str, object] | None:

@@ -178,7 +178,7 @@ class MeasuredStep:
             update=self.update / memory,
             add_bytes_per_second=gpu.memory_bytes_per_second,
             slowdowns=(),
-            links={"data": between, "pipe": between, "tensor": host},
+            links={"data": between, "expert": between, "pipe": between, "tensor": host},
         )
 
     def link(self, axis: str) -> Link:

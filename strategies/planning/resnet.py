@@ -121,24 +121,28 @@ def resnet_time(model: ResNet, layout: Layout, batch_size: int, gpu: Gpu) -> Ste
         forward += max(arithmetic, traffic / gpu.memory_bytes_per_second)
         forward += _ELEMENT_BYTES * images * each.outputs / gpu.memory_bytes_per_second
     layers = 3 * num_microbatches * forward
-    gradients = exposed_gradient_seconds(model.num_parameters, layout, gpu, last_backward_seconds=2 * forward)
+    gradients = exposed_gradient_seconds(
+        model.num_parameters, layout, gpu, num_microbatches=num_microbatches, last_backward_seconds=2 * forward
+    )
     owners = layout.num_data if layout.shard else 1
     return StepTime(layers=layers, gradients=gradients, update=update_seconds(model.num_parameters / owners, gpu))
 
 
-def resnet_bytes(model: ResNet, layout: Layout) -> StepBytes:
+def resnet_bytes(model: ResNet, layout: Layout, num_microbatches: int = 1) -> StepBytes:
     """Returns the bytes of a step on each device.
 
     Args:
         model: the model.
         layout: a mesh of replicas.
+        num_microbatches: of a replica; several are accumulated gradients.
     """
+    slots = _SLOT_BYTES + (_GRADIENT_BYTES if num_microbatches > 1 else 0)
     owners = layout.num_data if layout.shard else 1
     kept = sum(each.outputs for each in model.convolutions())
     return StepBytes(
         weights=_WEIGHT_BYTES * model.num_parameters,
         gradients=_GRADIENT_BYTES * model.num_parameters,
-        slots=_SLOT_BYTES * model.num_parameters / owners,
+        slots=slots * model.num_parameters / owners,
         gathered=0.0,
         activations=_KEPT_BYTES * layout.microbatch_size * kept,
     )
@@ -172,7 +176,7 @@ def resnet_search(
     for size in (size for size in range(1, images + 1) if images % size == 0):
         for shard in shards:
             layout = Layout(num_devices, microbatch_size=size, shard=shard, host_size=host_size)
-            memory = resnet_bytes(model, layout)
+            memory = resnet_bytes(model, layout, images // size)
             if memory.total > usable:
                 refused["needs more memory than a device has"] += 1
             else:

@@ -95,7 +95,7 @@ def search(
     usable = USABLE * gpu.memory_bytes
     fastest: dict[tuple[int, ...], Candidate] = {}
     for layout in _layouts(model, batch_size, num_devices, host_size, refused):
-        memory = step_bytes(model, layout)
+        memory = step_bytes(model, layout, layout.num_microbatches(batch_size))
         if memory.total > usable:
             refused["needs more memory than a device has"] += 1
             continue
@@ -144,7 +144,7 @@ def _layouts(
         if num_devices % (t * p):
             continue
         replicas = num_devices // (t * p)
-        if t > host_size:
+        if t > host_size or (num_devices > host_size and host_size % t):
             refused["splits layers over several hosts"] += 1
         elif model.num_heads % t:
             refused["has heads that do not divide among shards"] += 1
@@ -165,7 +165,8 @@ def _of_mesh(
     shards: tuple[Shard, ...] = SHARDS if mesh.num_data > 1 else (None,)
     for b, (schedule, chunks) in itertools.product(_microbatches(num_rows), _schedules(model, p)):
         # Computing again what a zero-bubble schedule keeps for later would take its advantage.
-        recomputes = _RECOMPUTE if schedule == "1f1b" else _RECOMPUTE[:1]
+        # Stages do not offload.
+        recomputes = _RECOMPUTE[:1] if schedule != "1f1b" else _RECOMPUTE[:2] if p > 1 else _RECOMPUTE
         for (recompute, offload), shard in itertools.product(recomputes, shards):
             if chunks > 1 and (num_rows // b) % p:
                 refused["has micro-batches that do not divide among chunks"] += 1

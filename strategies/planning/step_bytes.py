@@ -29,7 +29,7 @@ class StepBytes:
     Attributes:
         weights: the weights, and their copies in half precision.
         gradients: their gradients.
-        slots: moments of Adam.
+        slots: moments of Adam, and accumulated gradients.
         gathered: weights of other shards, while a block is computed.
         activations: what the backward pass needs.
     """
@@ -46,18 +46,22 @@ class StepBytes:
         return float(sum(getattr(self, field.name) for field in fields(self)))
 
 
-def step_bytes(model: Transformer, layout: Layout) -> StepBytes:
+def step_bytes(model: Transformer, layout: Layout, num_microbatches: int = 1) -> StepBytes:
     """Returns the bytes of a step.
 
     Args:
         model: the model.
         layout: the mesh and the micro-batches.
+        num_microbatches: of a replica. Without a pipeline, several are accumulated gradients, which the optimizer
+            keeps beside its slots.
     """
     t, d = layout.num_tensor, layout.num_data
     held, trained = layout.parameters_of_device(model), layout.trained_parameters(model)
     of_slots = 1 if layout.shard is None else d
     of_weights = d if layout.shard == "weights" else 1
     largest = max(model.parameters_of_layer / layout.num_expert, model.vocabulary_size * model.hidden_size) / t
+    accumulates = layout.num_stages == 1 and num_microbatches > 1
+    slot_bytes = _SLOT_BYTES + (_GRADIENT_BYTES if accumulates else 0)
     if model.lora is None:
         weight_bytes, frozen = _WEIGHT_BYTES, 0.0
     else:
@@ -66,7 +70,7 @@ def step_bytes(model: Transformer, layout: Layout) -> StepBytes:
     return StepBytes(
         weights=(frozen + _WEIGHT_BYTES * trained) / of_weights,
         gradients=_GRADIENT_BYTES * trained / of_weights,
-        slots=_SLOT_BYTES * trained / of_slots,
+        slots=slot_bytes * trained / of_slots,
         gathered=2 * weight_bytes * largest if of_weights > 1 else 0.0,
         activations=activation_bytes(model, layout),
     )
@@ -106,8 +110,11 @@ def activation_bytes(model: Transformer, layout: Layout) -> float:
     """Returns the bytes of all activations on the stage with the most: the first, or the last with its logits."""
     t, p, h = layout.num_tensor, layout.num_stages, model.hidden_size
     numbers = layout.microbatch_size * model.sequence_length * h
+    # The last stage of a pipeline joins the logits of its shards.
+    logits = 4 * numbers * (1 / t + model.vocabulary_size / h / (t if p == 1 else 1))
+    if layout.recompute == "full" and p > 1:
+        return _recomputed_stage_bytes(model, layout) + max(numbers * p / t, logits)
     of_blocks = activation_bytes_of_layers(model, layout)
-    logits = 4 * numbers / t * (1 + model.vocabulary_size / h)
     # With 1F1B the first stage keeps micro-batches for all stages, the last one only that which it computes.
     first, last = of_blocks + numbers * p / t, of_blocks / p + logits
     found = first + logits if p == 1 or layout.schedule != "1f1b" else max(first, last)
@@ -115,3 +122,15 @@ def activation_bytes(model: Transformer, layout: Layout) -> float:
         # One block is computed again, and kept whole meanwhile.
         found += activation_bytes_of_layer(model, replace(layout, recompute=None, offload=False))
     return found
+
+
+def _recomputed_stage_bytes(model: Transformer, layout: Layout) -> float:
+    """Returns the bytes of the first device's blocks if its stages keep their inputs and are computed again as a whole.
+
+    `PipelineModel` recomputes so, with ``remat="all"``.
+    """
+    p, chunks = layout.num_stages, layout.num_chunks
+    num_inputs = p * chunks + (p - 1 if chunks > 1 else 0)
+    of_input = activation_bytes_of_layer(model, layout)
+    of_block = activation_bytes_of_layer(model, replace(layout, recompute=None))
+    return num_inputs * of_input + model.num_layers / (p * chunks) * of_block

@@ -101,28 +101,32 @@ def update_seconds(num_parameters: float, gpu: Gpu) -> float:
     return _UPDATE_BYTES * num_parameters / gpu.memory_bytes_per_second
 
 
-def exposed_gradient_seconds(num_parameters: float, layout: Layout, gpu: Gpu, *, last_backward_seconds: float) -> float:
-    """Returns the seconds of the all-reduce of gradients that do not overlap with the last backward pass.
+def exposed_gradient_seconds(
+    num_parameters: float, layout: Layout, gpu: Gpu, *, num_microbatches: int, last_backward_seconds: float
+) -> float:
+    """Returns the seconds of the exchange of gradients that do not overlap with backward passes.
 
     Args:
         num_parameters: trained parameters of a replica, all of which it has on one device.
         layout: a mesh of replicas.
         gpu: the devices.
-        last_backward_seconds: of the backward pass of the last micro-batch.
+        last_backward_seconds: of the backward pass of a micro-batch.
+        num_microbatches: of a replica.
     """
     n = layout.num_replicas
     half = layout.gradient_bytes * (n - 1) / n * num_parameters / _replica_rate(layout, gpu)
     if layout.shard is None:
         return max(0.0, 2 * half - last_backward_seconds)
-    return max(0.0, half - last_backward_seconds) + half * _UPDATED_BYTES / layout.gradient_bytes
+    # The gradients of shards are reduce-scattered in each accumulated micro-batch.
+    return num_microbatches * max(0.0, half - last_backward_seconds) + half * _UPDATED_BYTES / layout.gradient_bytes
 
 
 def _message_seconds(model: Transformer, layout: Layout, gpu: Gpu) -> float:
     """Returns the seconds of an activation and a gradient between two stages; each shard sends its part."""
     if layout.num_stages == 1:
         return 0.0
-    crosses = layout.num_tensor * layout.num_stages > layout.host_size
-    rate = gpu.network_bytes_per_second if crosses else gpu.host_bytes_per_second
+    in_host = layout.is_in_host(layout.num_tensor * layout.num_stages)
+    rate = gpu.host_bytes_per_second if in_host else gpu.network_bytes_per_second
     num_bytes = 2.0 * layout.microbatch_size * model.sequence_length * model.hidden_size
     return 2 * num_bytes / layout.num_tensor / rate + _MESSAGE_SECONDS
 
@@ -159,15 +163,17 @@ def _gradient_seconds(
         model.lora.frozen_bytes if model.lora else _COMPUTED_BYTES
     )
     backward = backward_seconds if layout.num_stages == 1 else 0.0
+    # The gradients of shards are reduce-scattered in each accumulated micro-batch; a pipeline does so once.
+    num_times = num_microbatches if layout.num_stages == 1 else 1
     if layout.shard == "weights":
-        # All-gathered in both passes of each micro-batch; gradients are reduce-scattered once.
-        return max(0.0, 2 * num_microbatches * weights + gradients - backward)
-    # The reduce-scatter overlaps with the backward pass of the last micro-batch.
+        # All-gathered in both passes of each micro-batch.
+        return max(0.0, 2 * num_microbatches * weights + num_times * gradients - backward)
     hidden = backward / num_microbatches
     if layout.shard is None:
+        # Overlaps with the backward pass of the last micro-batch.
         return max(0.0, 2 * gradients - hidden)
     updated = _UPDATED_BYTES * _ring_seconds(model, layout, gpu, trained=True)
-    return max(0.0, gradients - hidden) + updated
+    return num_times * max(0.0, gradients - hidden) + updated
 
 
 def _ring_seconds(model: Transformer, layout: Layout, gpu: Gpu, *, trained: bool) -> float:

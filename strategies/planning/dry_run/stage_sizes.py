@@ -162,7 +162,9 @@ class StageSizes:
     def activation_bytes(self) -> float:
         """The bytes that a micro-batch holds from its forward to its backward pass."""
         model, layout = self.job.model, self.job.layout
-        logits = 4 * layout.microbatch_size * model.sequence_length * model.vocabulary_size / layout.num_tensor
+        # The last stage of a pipeline joins the logits of its shards.
+        shards = layout.num_tensor if self.job.schedule.num_stages == 1 else 1
+        logits = 4 * layout.microbatch_size * model.sequence_length * model.vocabulary_size / shards
         return self.num_blocks * activation_bytes_of_layer(model, layout) + (logits if self.is_last else 0.0)
 
     @property

@@ -23,7 +23,7 @@ def checked(model: Transformer, batch_size: int, num_devices: int) -> Search:
     assert len(set(meshes)) == len(meshes)
     for each in found.best:
         assert each.layout.num_devices == num_devices
-        assert each.memory == step_bytes(model, each.layout)
+        assert each.memory == step_bytes(model, each.layout, each.layout.num_microbatches(batch_size))
         assert each.memory.total <= found.usable_bytes
         assert each.time == step_time(model, each.layout, batch_size, A100)
         assert model.num_heads % each.layout.num_tensor == model.num_layers % each.layout.num_stages == 0
@@ -44,6 +44,14 @@ def test_a_model_that_does_not_fit_a_device_is_divided() -> None:
     assert found.refused["needs more memory than a device has"] > 100
     assert checked(HUGE, 1536, 1024).best[0].layout.num_tensor in (2, 4, 8)
     assert search(HUGE, 64, 8, A100).best == ()
+
+
+def test_shards_of_layers_are_inside_hosts() -> None:
+    # Three of twelve devices would be on two hosts of eight.
+    found = search(Transformer(36, 7680, 60), 240, 12, A100, num_best=50)
+    assert all(each.layout.num_tensor in (1, 2, 4) for each in found.best)
+    assert found.refused["splits layers over several hosts"] > 0
+    assert search(SMALL, 12, 6, A100, num_best=50).refused.get("splits layers over several hosts") is None
 
 
 def test_what_the_program_prints(capsys: pytest.CaptureFixture[str]) -> None:

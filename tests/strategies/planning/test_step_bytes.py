@@ -10,7 +10,7 @@ import pytest
 
 from strategies.planning import Layout, Transformer, step_bytes
 from strategies.planning.layout import Shard
-from strategies.planning.step_bytes import activation_bytes_of_layers
+from strategies.planning.step_bytes import activation_bytes_of_layer, activation_bytes_of_layers
 from tests.strategies.planning.published import ACTIVATIONS, STATES
 
 GIB = 2**30
@@ -39,6 +39,30 @@ def test_state_is_that_of_the_paper() -> None:
         table = model.vocabulary_size * model.hidden_size / 8
         own = found.weights + found.gradients + found.slots
         assert own == pytest.approx(18 * (blocks + table), rel=1e-3)
+
+
+def test_accumulated_gradients_are_counted_with_the_slots() -> None:
+    model = Transformer(4, 256, 4)
+    one, several = (step_bytes(model, Layout(2), number) for number in (1, 4))
+    assert several.slots == one.slots * 12 / 8
+    assert step_bytes(model, Layout(2, shard="optimizer"), 4).slots == several.slots / 2
+    # A pipeline adds the gradients of its micro-batches to the gradients.
+    assert step_bytes(model, Layout(num_stages=2), 4) == step_bytes(model, Layout(num_stages=2))
+
+
+def test_recomputed_stages_keep_their_inputs_and_one_stage() -> None:
+    model = Transformer(8, 256, 4)
+    layout = Layout(num_stages=4, recompute="full")
+    block = activation_bytes_of_layer(model, Layout())
+    numbers = model.sequence_length * model.hidden_size
+    logits = 4 * numbers * (1 + model.vocabulary_size / model.hidden_size)
+    assert step_bytes(model, layout).activations == pytest.approx(4 * 2 * numbers + 2 * block + logits)
+
+
+def test_the_last_stage_joins_the_logits_of_shards() -> None:
+    model = Transformer(2, 256, 4, vocabulary_size=100_000)
+    logits = 4 * model.sequence_length * model.vocabulary_size
+    assert step_bytes(model, Layout(1, 2, 4)).activations > logits > step_bytes(model, Layout(1, 1, 4)).activations
 
 
 @pytest.mark.parametrize(

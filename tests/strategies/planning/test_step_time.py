@@ -138,6 +138,16 @@ def test_faster_links_and_more_devices_are_never_slower() -> None:
     assert times[0] < times[1]
 
 
+def test_shards_of_accumulated_gradients_are_exchanged_in_each_micro_batch() -> None:
+    slow = dataclasses.replace(A100, host_bytes_per_second=1e8)
+    one, four = (
+        step_time(MODEL, Layout(4, microbatch_size=size, shard="optimizer"), 32, slow).gradients for size in (8, 2)
+    )
+    assert 2 < four / one < 4
+    replicated = [step_time(MODEL, Layout(4, microbatch_size=size), 32, slow).gradients for size in (8, 2)]
+    assert replicated[1] < 1.2 * replicated[0]
+
+
 def test_batches_that_do_not_divide_are_refused() -> None:
     with pytest.raises(ValueError, match=r"multiple of the rows that 4 replicas compute at a time, 8.*batch_size=12"):
         step_time(MODEL, Layout(4, microbatch_size=2), 12, A100)
@@ -151,6 +161,10 @@ def test_batches_that_do_not_divide_are_refused() -> None:
         Lora(4, 3)
     with pytest.raises(ValueError, match=r"offload needs recompute='full'. Received: recompute=None"):
         Layout(offload=True)
+    with pytest.raises(ValueError, match=r"recompute='full', num_stages=2"):
+        Layout(num_stages=2, recompute="full", offload=True)
+    with pytest.raises(ValueError, match=r"sizes of a layout are at least 1. Received: .*microbatch_size=0"):
+        Layout(microbatch_size=0)
     with pytest.raises(ValueError, match=r"Chunks belong to the schedule '1f1b'. Received: schedule='zb_v'"):
         Layout(schedule="zb_v", num_chunks=2)
     with pytest.raises(ValueError, match=r"The known GPUs are A100, H100, .*Received: gpu='T4', network=None"):
