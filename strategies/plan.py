@@ -55,6 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         model = _model(flags)
         gpu = gpu_of(flags.gpu, flags.network)
+        _check_together(flags)
         if flags.dry_run:
             report, has_ended = dry_run.run(flags, model, gpu)
             print(report)
@@ -67,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             units, unit, name = model.sequence_length, "tokens", f"{model.num_parameters / 1e9:.1f} billion parameters"
         find = functools.partial(find, gpu=gpu, host_size=flags.host_size)
         if flags.scale:
-            table = scaling_table(
+            table, fits = scaling_table(
                 functools.partial(find, num_best=1),
                 flags.scale,
                 batch_size=flags.batch,
@@ -76,14 +77,17 @@ def main(argv: Sequence[str] | None = None) -> int:
                 unit=unit,
             )
             print(table)
-            return 0
+            return 0 if fits else 1
         found = find(flags.batch, flags.gpus, num_best=flags.best)
-        if flags.svg:
+        if flags.svg and found.best:
             _svg_path(flags.svg).write_text(picture(found, f"{name}, {flags.gpus} x {gpu.name}"), encoding="utf-8")
     except (ValueError, OSError) as error:
         parser.error(str(error))
     title = f"{name}, {gpu.name}:"
-    print(as_json(found, model.num_parameters) if flags.json else as_text(found, title, flags.batch * units, unit))
+    if flags.json:
+        print(as_json(found, model.num_parameters, flags.batch))
+    else:
+        print(as_text(found, title, flags.batch * units, unit))
     return 0 if found.best else 1
 
 
@@ -143,8 +147,34 @@ def _model(flags: argparse.Namespace) -> Transformer | ResNet:
     )
 
 
+def _check_together(flags: argparse.Namespace) -> None:
+    """Refuses flags that would have no effect beside others.
+
+    Raises:
+        ValueError: there are such flags.
+    """
+    given = {name: value for name, value in vars(flags).items() if value not in (None, False)}
+    of_dry_run = [name for name in ("mesh", "micro_batch", "schedule", "stages", "shard", "ranks") if name in given]
+    if of_dry_run and not flags.dry_run:
+        raise ValueError(f"Give --dry-run, too. Received: {', '.join(map(_as_flag, of_dry_run))}")
+    exclusive = ("dry_run", "scale", "svg", "json") if flags.scale else ("dry_run", "scale", "svg")
+    outputs = [name for name in exclusive if name in given]
+    if len(outputs) > 1:
+        raise ValueError(f"Give one of these at a time. Received: {', '.join(map(_as_flag, outputs))}")
+
+
+def _as_flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
 def _numbers(text: str) -> list[int]:
-    return [int(each) for each in text.split(",")]
+    try:
+        numbers = [int(each) for each in text.split(",")]
+    except ValueError:
+        numbers = []
+    if not numbers or min(numbers) < 1:
+        raise argparse.ArgumentTypeError(f"numbers of GPUs from 1, such as 8,64,512. Received: {text}")
+    return numbers
 
 
 def _svg_path(text: str) -> Path:

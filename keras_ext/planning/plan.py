@@ -8,10 +8,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import keras
+import numpy as np
 
-from keras_ext.memory_plan import memory_plan
+from keras_ext.planning.planned_bytes import PlannedBytes
 from keras_ext.planning.probes import flops_per_second, measure_step
-from keras_ext.rematerialization import rematerialize
+from strategies import layer_api
 from strategies.planning import (
     Link,
     MeasuredCandidate,
@@ -23,8 +24,10 @@ from strategies.planning import (
     measured_seconds,
 )
 from strategies.planning.layout import Shard
+from strategies.schedules import SCHEDULES
 from strategies.text_table import text_table
 
+_AXES = ("data", "expert", "pipe", "tensor")
 _HEADING = (
     "data",
     "pipe",
@@ -115,7 +118,23 @@ class TrainingPlan:
             num_microbatches: as for `PipelineModel`.
             schedule: as for `PipelineModel`.
             links: see :func:`training_plan`.
+
+        Raises:
+            ValueError: an axis, a size or a schedule does not exist.
         """
+        sizes = {axis: mesh.get(axis, 1) for axis in _AXES}
+        numbers = [*sizes.values(), num_microbatches]
+        if set(mesh) - set(_AXES) or any(not isinstance(each, int) or each < 1 for each in numbers):
+            raise ValueError(
+                f"A mesh has sizes from 1 of the axes {', '.join(_AXES)}. Received: mesh={dict(mesh)}, "
+                f"num_microbatches={num_microbatches}."
+            )
+        if schedule not in SCHEDULES or sizes["pipe"] > len(self.step.layers):
+            raise ValueError(
+                f"The schedules are {', '.join(SCHEDULES)}, and a stage has a layer of {len(self.step.layers)}. "
+                f"Received: schedule={schedule!r}, pipe={sizes['pipe']}."
+            )
+        _check_links(links or {})
         layout = MeasuredLayout(
             mesh.get("data", 1),
             mesh.get("pipe", 1),
@@ -207,56 +226,63 @@ def training_plan(
 
     Example: see :class:`TrainingPlan`.
     """
-    for name, value in {"batch_size": batch_size, "num_devices": num_devices, "num_best": num_best}.items():
-        if not isinstance(value, int) or value < 1:
+    numbers = {"batch_size": batch_size, "num_devices": num_devices, "host_size": host_size, "num_best": num_best}
+    for name, value in numbers.items():
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise ValueError(f"{name} is a number of at least 1. Received: {name}={value!r}.")
-    model = make_model()
-    if not isinstance(model, keras.Model) or not model.compiled:
-        raise ValueError(f"make_model returns a keras.Model that is compiled. Received: {model!r}.")
-    step = measure_step(model, batch_size, num_devices, batch)
-    if gpu is not None:
-        kind = gpu_of(gpu)
-        step = step.on(kind, flops_per_second(), num_devices=num_devices, host_size=host_size)
-        device_bytes = min(device_bytes, kind.memory_bytes)
-    step = _with_links(step, links)
-    planned = _PlannedBytes(make_model, batch_size)
-    found = measured_search(
-        step, batch_size, num_devices, planned.bytes_of, device_bytes=device_bytes, num_best=num_best
-    )
+    kind = None if gpu is None else gpu_of(gpu)
+    given = None if batch is None else _checked(batch, batch_size)
+    links = dict(links or {})
+    _check_links(links)
+    with layer_api.global_state_kept():
+        planned = PlannedBytes(make_model, batch_size, given)
+        # What memory_plan refuses is refused before anything is measured.
+        planned.bytes_of(MeasuredLayout())
+        step = measure_step(make_model(), batch_size, num_devices, given)
+        planned.step = step
+        if kind is not None:
+            step = step.on(kind, flops_per_second(), num_devices=num_devices, host_size=host_size)
+            device_bytes = min(device_bytes, kind.memory_bytes)
+        step = _with_links(step, links)
+        found = measured_search(
+            step,
+            batch_size,
+            num_devices,
+            planned.bytes_of,
+            device_bytes=device_bytes,
+            num_best=num_best,
+            may_recompute=planned.may_recompute(),
+        )
     if not found.best:
         raise ValueError(
             f"No layout of {num_devices} devices fits into {device_bytes / 1e9:.1f} GB each. Use more devices, or "
-            f"fewer rows. Received: batch_size={batch_size}."
+            f"fewer rows. Received: batch_size={batch_size}. Left out: {dict(found.refused)}."
         )
     return TrainingPlan(step, found, batch_size, num_devices, device_bytes)
+
+
+def _checked(batch: Any, batch_size: int) -> tuple[Any, Any]:
+    """Returns a batch as arrays.
+
+    Raises:
+        ValueError: it is no pair of inputs and targets with that many rows.
+    """
+    if not isinstance(batch, (tuple, list)) or len(batch) != 2 or any(part is None for part in batch):
+        kind = f"{len(batch)} parts" if isinstance(batch, (tuple, list)) else type(batch).__name__
+        raise ValueError(f"batch is a pair of inputs and targets, (x, y). Received: {kind}.")
+    inputs, targets = (keras.tree.map_structure(np.asarray, part) for part in batch)
+    rows = {len(leaf) if leaf.ndim else 0 for leaf in keras.tree.flatten((inputs, targets))}
+    if rows != {batch_size}:
+        raise ValueError(f"A batch has batch_size rows in all arrays. Received: batch_size={batch_size}, rows {rows}.")
+    return inputs, targets
+
+
+def _check_links(links: Mapping[str, Any]) -> None:
+    unknown = sorted(set(links) - set(_AXES))
+    if unknown:
+        raise ValueError(f"The links are those of the axes {', '.join(_AXES)}. Received: {', '.join(unknown)}.")
 
 
 def _with_links(step: MeasuredStep, links: Mapping[str, Mapping[str, Any]] | None) -> MeasuredStep:
     made = {axis: Link.from_rates(rates) for axis, rates in (links or {}).items()}
     return dataclasses.replace(step, links={**(step.links or {}), **made})
-
-
-class _PlannedBytes:
-    """The bytes of layouts, each counted once."""
-
-    def __init__(self, make_model: Callable[[], Any], batch_size: int) -> None:
-        self._make_model = make_model
-        self._batch_size = batch_size
-        self._known: dict[MeasuredLayout, int] = {}
-
-    def bytes_of(self, layout: MeasuredLayout) -> int | None:
-        """Returns the bytes of the device with the most; None if experts are divided, which `memory_plan` refuses."""
-        if layout.num_expert > 1:
-            return None
-        # 1F1B and ZB-H1 hold equally many micro-batches on the device with the most.
-        key = dataclasses.replace(layout, schedule="1f1b")
-        if key not in self._known:
-            remade = layout.recompute and layout.num_stages == 1
-            self._known[key] = memory_plan(
-                (lambda: rematerialize(self._make_model())) if remade else self._make_model,
-                batch_size=self._batch_size,
-                mesh=layout.mesh,
-                shard=layout.shard,
-                num_microbatches=layout.num_microbatches if layout.num_stages > 1 else None,
-            ).together
-        return self._known[key]

@@ -46,7 +46,10 @@ def measure_step(model: Any, batch_size: int, num_devices: int, batch: Sequence[
     Raises:
         ValueError: the model has no graph, a layer refuses the sample, or the loss refuses zeros as targets.
     """
-    graph = graph_of(model)
+    try:
+        graph = graph_of(model)
+    except ValueError as refusal:
+        raise ValueError(f"A plan measures Sequential and Functional models, as pipelines do. {refusal}") from refusal
     sizes = sorted({max(1, batch_size // part) for part in _FRACTIONS})
     sample = sample_of(graph, None if batch is None else batch[0], batch_size, OPEN_SIZES[0])
     nodes = tuple(nodes_of(graph))
@@ -66,11 +69,13 @@ def measure_step(model: Any, batch_size: int, num_devices: int, batch: Sequence[
         functions["alone", number] = functions["passes", rows]
     seconds = _medians(functions, ROUNDS)
     update = seconds["update"]
-    rest = [(rows, max(1e-9, seconds["step", rows] - seconds["passes", rows] - update)) for rows in sizes]
+    # Lines are compared, not times: one time that is off would count as much as the others together.
+    passes, step = (Linear.through([(rows, seconds[name, rows]) for rows in sizes]) for name in ("passes", "step"))
+    rest = Linear(max(0.0, step.fixed - passes.fixed - update), max(0.0, step.of_row - passes.of_row))
     return MeasuredStep(
         layers=_layer_shares(model, graph, nodes, None if batch is None else batch[0], batch_size, num_devices),
-        passes=Linear.through([(rows, seconds["passes", rows]) for rows in sizes]),
-        rest=Linear.through(rest),
+        passes=passes,
+        rest=rest,
         update=update,
         add_bytes_per_second=_ADDED_BYTES / seconds["add"],
         slowdowns=(1.0, *(max(1.0, seconds["at once", n] / seconds["alone", n]) for n in at_once)),
@@ -252,8 +257,14 @@ def _row_bytes(tensor: Any) -> float:
     size = 1
     for dim in tensor.shape[1:]:
         size *= OPEN_SIZES[0] if dim is None else dim
-    return float(size * (4 if str(tensor.dtype) in ("float32", "int32") else 2))
+    return float(size * _size_of(tensor.dtype))
 
 
 def _bytes_of(variable: Any) -> int:
-    return int(np.prod(variable.shape)) * (4 if variable.dtype in ("float32", "int32") else 2)
+    return int(np.prod(variable.shape)) * _size_of(variable.dtype)
+
+
+def _size_of(dtype: Any) -> int:
+    """Returns the bytes of an element."""
+    name = keras.backend.standardize_dtype(dtype)
+    return 1 if name == "bool" else int(name.lstrip("abcdefghijklmnopqrstuvwxyz") or 32) // 8

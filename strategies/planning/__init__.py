@@ -22,7 +22,15 @@ from strategies.planning.held_bytes import (
     units_of,
 )
 from strategies.planning.layout import Layout
-from strategies.planning.measured import LayerShare, Linear, Link, MeasuredLayout, MeasuredStep, measured_seconds
+from strategies.planning.measured import (
+    LayerShare,
+    Linear,
+    Link,
+    MeasuredLayout,
+    MeasuredStep,
+    measured_seconds,
+    stage_starts,
+)
 from strategies.planning.measured_search import MeasuredCandidate, MeasuredSearch, measured_search
 from strategies.planning.resnet import ResNet, resnet_search
 from strategies.planning.search import Candidate, Search, search
@@ -67,6 +75,7 @@ __all__ = [
     "measured_seconds",
     "resnet_search",
     "search",
+    "stage_starts",
     "step_bytes",
     "step_time",
     "units_of",

@@ -24,6 +24,7 @@ _PARTS_OF_PASSES = {
     Kind.BACKWARD_WEIGHT: 1 / 3,
 }
 
+_BYTES_OF_UNIT = {"kB": 1e3, "MB": 1e6, "GB": 1e9}
 # Seconds of a collective or a message between GPUs without bytes.
 _GPU_LINK_SECONDS = 2e-5
 
@@ -109,13 +110,21 @@ class Link:
         Args:
             rates: "latency in microseconds", and "GB/s" by size, of which that of the largest tensor counts.
 
+        Raises:
+            ValueError: there is no rate, or one that is not above 0.
+
         Example:
 
             link = Link.from_rates({"latency in microseconds": 120, "GB/s": {"1 MB": 0.8, "10 MB": 1.1}})
             assert round(link.of(1.1e9), 3) == 1.0
         """
-        by_size = sorted(rates["GB/s"].items(), key=lambda item: float(item[0].split()[0]))
-        return cls(1e-6 * rates["latency in microseconds"], 1e9 * by_size[-1][1])
+        by_size = {}
+        for size, rate in rates["GB/s"].items():
+            number, unit = size.split()
+            by_size[float(number) * _BYTES_OF_UNIT[unit]] = rate
+        if not by_size or min(by_size.values()) <= 0:
+            raise ValueError(f"The rates of an axis are above 0 GB/s for some sizes. Received: {dict(rates)}.")
+        return cls(1e-6 * rates["latency in microseconds"], 1e9 * by_size[max(by_size)])
 
 
 @dataclass(frozen=True)
@@ -281,13 +290,22 @@ def _gradient_seconds(step: MeasuredStep, layout: MeasuredLayout, held: float) -
     return step.link("data").of(held, 1) * halves / 2
 
 
+def stage_starts(step: MeasuredStep, num_stages: int) -> tuple[int, ...]:
+    """Returns the index of the first layer of each stage, such that the slowest stage is as fast as possible.
+
+    Args:
+        step: the measured model.
+        num_stages: at most as many as layers.
+    """
+    links = [Cost(layer.name) for layer in step.layers]
+    return balanced(links, [layer.share for layer in step.layers], num_stages).starts
+
+
 def _pipeline_seconds(step: MeasuredStep, layout: MeasuredLayout, rows: float) -> tuple[dict[str, float], float]:
     """Returns the parts of a pipeline's step, and the bytes of the weights on the device with the most."""
     p, m = layout.num_stages, layout.num_microbatches
     table = SCHEDULES[layout.schedule](p, m)
-    links = [Cost(layer.name) for layer in step.layers]
-    starts = balanced(links, [layer.share for layer in step.layers], table.num_stages).starts
-    bounds = [*starts, len(step.layers)]
+    bounds = [*stage_starts(step, table.num_stages), len(step.layers)]
     stages = [step.layers[bounds[k] : bounds[k + 1]] for k in range(table.num_stages)]
     num_rows = rows / m
     one = replace(layout, num_data=1, num_stages=1)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from strategies.planning.measured import MeasuredLayout, MeasuredStep, measured_seconds
-from strategies.planning.search import RESOLUTION, SHARDS, USABLE
+from strategies.planning.search import RESOLUTION, SHARDS, TOO_LARGE, USABLE
 
 # Micro-batches for each stage: more of them wait less, and compute fewer rows at a time.
 _ROUNDS = (1, 2, 4)
@@ -42,7 +42,7 @@ class MeasuredCandidate:
     def num_ways(self) -> int:
         """The number of ways in which the layout is not plain data parallelism."""
         layout = self.layout
-        sizes = (layout.num_stages > 1, layout.num_tensor > 1, layout.schedule != "1f1b")
+        sizes = (layout.num_stages > 1, layout.num_tensor > 1, layout.num_expert > 1, layout.schedule != "1f1b")
         return sum((*sizes, layout.shard is not None, layout.recompute))
 
 
@@ -67,6 +67,7 @@ def measured_search(
     *,
     device_bytes: float = math.inf,
     num_best: int = 10,
+    may_recompute: bool = True,
 ) -> MeasuredSearch:
     """Returns the fastest layouts that fit.
 
@@ -77,18 +78,24 @@ def measured_search(
         bytes_of: see `LayoutBytes`; called for fast layouts only.
         device_bytes: the memory of a device; nine tenths of it may be used.
         num_best: the number of layouts to return.
+        may_recompute: False if the model has no blocks that can be computed again; stages can.
     """
     refused: Counter[str] = Counter()
     by_mesh: dict[tuple[int, ...], list[MeasuredCandidate]] = {}
     for layout in _layouts(step, batch_size, num_devices, refused):
+        if layout.recompute and layout.num_stages == 1 and not may_recompute:
+            continue
         parts = measured_seconds(step, layout, batch_size)
         by_mesh.setdefault(tuple(layout.mesh.values()), []).append(MeasuredCandidate(layout, parts, None))
     found = []
     for candidates in by_mesh.values():
         for candidate in _in_order(candidates):
             num_bytes = bytes_of(candidate.layout)
+            if num_bytes is None and math.isfinite(device_bytes):
+                refused["divides experts, whose memory is not counted"] += 1
+                continue
             if num_bytes is not None and num_bytes > USABLE * device_bytes:
-                refused["needs more memory than a device has"] += 1
+                refused[TOO_LARGE] += 1
                 continue
             found.append(MeasuredCandidate(candidate.layout, candidate.parts, num_bytes))
             break

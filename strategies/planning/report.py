@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from typing import Any
 
-from strategies.planning.search import Candidate, Search
+from strategies.planning.layout import Layout
+from strategies.planning.search import TOO_LARGE, Candidate, Search
 from strategies.text_table import text_table
 
 _GB = 1e9
@@ -68,6 +70,8 @@ def schedule_of(candidate: Candidate) -> str:
 def _conclusion(found: Search) -> str:
     usable = f"{found.usable_bytes / _GB:.1f} GB, which a plan may use of each GPU"
     if not found.best:
+        if TOO_LARGE not in found.refused:
+            return "No layout is possible. Choose rows, heads and layers that divide among the GPUs."
         return f"No layout fits into {usable}. Use more GPUs, or fewer rows."
     near = found.best[0].memory.total / found.usable_bytes
     if not found.splits:
@@ -75,17 +79,26 @@ def _conclusion(found: Search) -> str:
     return f"The first is the fastest, or within 1 % of it and simpler; it takes {near:.0%} of the {usable}."
 
 
-def as_json(found: Search, num_parameters: int) -> str:
+def _arguments(layout: Layout, num_microbatches: int) -> dict[str, Any]:
+    """Returns the arguments of `PipelineModel`, or those of the optimizer without a pipeline."""
+    pipeline = layout.pipeline
+    if pipeline is not None:
+        return {"pipeline": {"num_microbatches": num_microbatches, **pipeline}}
+    return {"pipeline": None, "gradient_accumulation_steps": num_microbatches if num_microbatches > 1 else None}
+
+
+def as_json(found: Search, num_parameters: int, batch_size: int) -> str:
     """Returns all parts of the time and the memory of the best layouts, and what was left out.
 
     Args:
         found: the result of a search.
         num_parameters: of the model.
+        batch_size: rows of the global batch.
     """
     best = [
         {
             "mesh": each.layout.mesh,
-            "pipeline": each.layout.pipeline,
+            **_arguments(each.layout, each.layout.num_microbatches(batch_size)),
             "layout": dataclasses.asdict(each.layout),
             "seconds": {**each.time.parts(), "total": each.time.total},
             "bytes": {**dataclasses.asdict(each.memory), "total": each.memory.total},

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from strategies.planning.hardware import Gpu
 from strategies.planning.layout import Layout, Shard
-from strategies.planning.search import USABLE, Candidate, Search, in_order
+from strategies.planning.search import TOO_LARGE, USABLE, Candidate, Search, in_order
 from strategies.planning.step_bytes import StepBytes
 from strategies.planning.step_time import StepTime, exposed_gradient_seconds, update_seconds
 
@@ -178,7 +178,7 @@ def resnet_search(
             layout = Layout(num_devices, microbatch_size=size, shard=shard, host_size=host_size)
             memory = resnet_bytes(model, layout, images // size)
             if memory.total > usable:
-                refused["needs more memory than a device has"] += 1
+                refused[TOO_LARGE] += 1
             else:
                 found.append(Candidate(layout, resnet_time(model, layout, batch_size, gpu), memory))
     return Search(tuple(in_order(found)[:num_best]), dict(refused), usable)

@@ -18,8 +18,8 @@ def scaling_table(
     num_devices: int,
     units_of_row: int,
     unit: str,
-) -> str:
-    """Returns the table.
+) -> tuple[str, bool]:
+    """Returns the table, and True if the model fits on some number of devices.
 
     Args:
         search: takes rows of the global batch and a number of devices.
@@ -28,7 +28,15 @@ def scaling_table(
         num_devices: the devices of the batch.
         units_of_row: tokens or images of a row.
         unit: their name.
+
+    Raises:
+        ValueError: a number of devices has no whole number of rows.
     """
+    if num_devices < 1 or any(batch_size * number % num_devices for number in numbers):
+        raise ValueError(
+            "The rows grow with the GPUs, so that each number of GPUs needs a whole number of rows. Received: "
+            f"{batch_size} rows on {num_devices} GPUs, to be scaled to {', '.join(map(str, numbers))}."
+        )
     shown = [part.name for part in dataclasses.fields(StepTime) if part.name not in ("layers", "logits")]
     rows: list[list[str]] = []
     parts_of_rows: list[dict[str, float]] = []
@@ -52,4 +60,4 @@ def scaling_table(
     for row, parts in zip(rows, parts_of_rows, strict=True):
         row += [f"{parts[name]:.1%}" if parts else "" for name in shown]
     heading = ("GPUs", "rows", "mesh", f"{unit}/s of a GPU", "efficiency", *shown)
-    return "\n".join(text_table([heading, *map(tuple, rows)], left=()))
+    return "\n".join(text_table([heading, *map(tuple, rows)], left=())), first > 0

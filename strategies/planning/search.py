@@ -16,6 +16,8 @@ from strategies.planning.transformer import Recompute, Transformer
 
 #: The fraction of the memory that a plan may use: the rest is for libraries, collectives' buffers and fragmentation.
 USABLE = 0.9
+#: The reason for which layouts do not fit.
+TOO_LARGE = "needs more memory than a device has"
 #: Differences of time that are smaller than this fraction do not decide.
 RESOLUTION = 0.01
 # "full" is `keras_ext.rematerialize`, with or without offloading; "selective" is not in this package.
@@ -97,7 +99,7 @@ def search(
     for layout in _layouts(model, batch_size, num_devices, host_size, refused):
         memory = step_bytes(model, layout, layout.num_microbatches(batch_size))
         if memory.total > usable:
-            refused["needs more memory than a device has"] += 1
+            refused[TOO_LARGE] += 1
             continue
         candidate = Candidate(layout, step_time(model, layout, batch_size, gpu), memory)
         key = tuple(layout.mesh.values())

@@ -57,7 +57,7 @@ def _layout(flags: argparse.Namespace, model: Transformer, gpu: Gpu) -> Layout:
     found = search(model, flags.batch, flags.gpus, gpu, host_size=flags.host_size, num_best=flags.gpus**2).best
     if flags.mesh is None:
         if not found:
-            raise ValueError("No mesh fits these GPUs: name one with --mesh, or use more GPUs.")
+            raise ValueError("No mesh fits these GPUs, or none is possible: name one with --mesh, or use more GPUs.")
         layout = found[0].layout
     else:
         sizes = resolve_sizes(DeviceMesh.axes_of(flags.mesh), flags.gpus)

@@ -29,14 +29,9 @@ def test_a_plan_names_a_mesh_on_which_the_model_trains() -> None:
     text = str(plan)
     assert text.splitlines()[0].split()[:3] == ["data", "pipe", "tensor"]
     assert ("Do not split, it fits" in text) == (not plan.splits)
-    memory = keras_ext.memory_plan(
-        make_model,
-        batch_size=8,
-        mesh=plan.mesh,
-        shard=plan.shard,
-        num_microbatches=None if plan.pipeline is None else plan.pipeline["num_microbatches"],
-    )
-    if not plan.rematerialize:
+    if plan.pipeline is None and not plan.rematerialize:
+        # Of stages, a plan counts those that its times cut.
+        memory = keras_ext.memory_plan(make_model, batch_size=8, mesh=plan.mesh, shard=plan.shard)
         assert plan.best.num_bytes == memory.together
     strategy = strategies.MirroredStrategy(["CPU:0", "CPU:1"], mesh=plan.mesh, shard=plan.shard)
     with strategy.scope():
@@ -89,3 +84,64 @@ def test_what_cannot_be_planned_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
 
     with pytest.raises(ValueError, match=r"Give a batch, training_plan\(..., batch=\(x, y\)\)"):
         keras_ext.training_plan(demanding, batch_size=8, num_devices=1)
+
+
+def test_a_plan_leaves_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("keras_ext.planning.probes.ROUNDS", 1)
+    keras.utils.set_random_seed(1)
+    expected = make_model()
+    keras.utils.clear_session()
+    keras.utils.set_random_seed(1)
+    keras_ext.training_plan(make_model, batch_size=8, num_devices=1)
+    model = make_model()
+    assert [each.path for each in model.weights] == [each.path for each in expected.weights]
+    for one, other in zip(model.get_weights(), expected.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_models_without_blocks_and_with_open_sizes_are_planned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("keras_ext.planning.probes.ROUNDS", 1)
+
+    def plain() -> Any:
+        model = keras.Sequential([keras.Input((16,)), *[layers.Dense(64, "relu") for _ in range(4)]])
+        model.compile("adam", "mse")
+        return model
+
+    whole = keras_ext.memory_plan(plain, batch_size=8, num_devices=2).together
+    plan = keras_ext.training_plan(plain, batch_size=8, num_devices=2, device_bytes=whole)
+    # There is nothing to recompute, and replicas do not fit.
+    assert plan.splits
+    assert not plan.rematerialize
+    stages = next(each for each in plan.search.best if each.layout.num_stages == 2)
+    assert stages.num_bytes is not None
+    assert stages.num_bytes < whole
+    with pytest.raises(ValueError, match=r"A mesh has sizes from 1 of the axes.*mesh=\{'dta': 2\}"):
+        plan.seconds_of({"dta": 2})
+    with pytest.raises(ValueError, match=r"schedule='foo'"):
+        plan.seconds_of({"data": 2}, schedule="foo")
+    with pytest.raises(ValueError, match=r"The links are those of the axes.*Received: dta"):
+        plan.seconds_of({"data": 2}, links={"dta": {}})
+
+    def open_size() -> Any:
+        x = ids = keras.Input((None,), dtype="int32")
+        model = keras.Model(ids, layers.Dense(4)(layers.Embedding(8, 4)(x)))
+        model.compile("sgd", "mse")
+        return model
+
+    batch = np.ones((4, 5), "int32"), np.ones((4, 5, 4), "float32")
+    assert keras_ext.training_plan(open_size, batch_size=4, num_devices=1, batch=batch).mesh["data"] == 1
+    assert keras_ext.training_plan(open_size, batch_size=4, num_devices=1).mesh["data"] == 1
+
+
+@pytest.mark.parametrize(
+    ("batch", "message"),
+    [
+        ((np.ones((4, 8)), np.ones((4, 8))), r"batch_size=8, rows \{4\}"),
+        ((np.ones((8, 8)),), r"Received: 1 parts"),
+        ((np.ones((8, 8)), np.ones((8, 8)), np.ones(8)), r"Received: 3 parts"),
+        (np.ones((8, 8)), r"Received: ndarray"),
+    ],
+)
+def test_batches_of_another_form_are_refused(batch: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        keras_ext.training_plan(make_model, batch_size=8, num_devices=2, batch=batch)

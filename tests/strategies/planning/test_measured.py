@@ -59,8 +59,13 @@ def test_experts_are_divided_with_the_rows() -> None:
     assert experts["layers"] == replicas["layers"]
     assert experts["experts"] == pytest.approx(32 * 4e3 / 2 / 1e9)
     assert experts["update"] == pytest.approx(replicas["update"] * (4e6 - 0.9e6) / 4e6)
-    meshes = [each.layout.mesh for each in measured_search(step, 64, 4, lambda layout: None).best]
-    assert {"data": 1, "expert": 4, "pipe": 1, "tensor": 1} in meshes
+    best = measured_search(step, 64, 4, lambda layout: None).best
+    [divided] = [each for each in best if each.layout.num_expert == 4]
+    assert divided.layout.mesh == {"data": 1, "expert": 4, "pipe": 1, "tensor": 1}
+    assert divided.num_ways > 0
+    # Their memory is not known.
+    refused = measured_search(step, 64, 4, lambda layout: None, device_bytes=1e9)
+    assert refused.best == ()
 
 
 def test_stages_wait_as_their_schedule_says() -> None:

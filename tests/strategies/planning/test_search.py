@@ -68,8 +68,18 @@ def test_what_the_program_prints(capsys: pytest.CaptureFixture[str]) -> None:
     found = json.loads(capsys.readouterr().out)
     assert found["best"][0]["seconds"]["total"] <= 1.01 * min(each["seconds"]["total"] for each in found["best"])
     assert found["best"][0]["bytes"]["total"] < found["usable_bytes"] == 0.9 * 80e9
+    for each in found["best"]:
+        layout = each["layout"]
+        number = 512 // (layout["num_data"] * layout["num_expert"] * layout["microbatch_size"])
+        if each["pipeline"] is None:
+            assert (each["gradient_accumulation_steps"] or 1) == number
+        else:
+            assert each["pipeline"]["num_microbatches"] == number
     assert plan.main(["--layers=96", "--hidden=12288", "--heads=96", "--batch=64", "--gpus=8"]) == 1
     assert "No layout fits into 72.0 GB" in capsys.readouterr().out
+    assert plan.main(["--layers=96", "--hidden=12288", "--heads=96", "--batch=64", "--gpus=8", "--scale=1,8"]) == 1
+    assert plan.main(["--layers=1", "--hidden=16", "--heads=1", "--batch=12", "--gpus=8", "--host-size=2"]) == 1
+    assert "No layout is possible. Choose rows" in capsys.readouterr().out
 
 
 def test_scaling_shows_what_it_costs(capsys: pytest.CaptureFixture[str]) -> None:
@@ -109,6 +119,12 @@ def test_the_page_shows_what_the_program_prints(
         (["--gpus=4", "--resnet=50"], "leave one of the two out"),
         (["--heads=16", "--gpus=4", "--svg=step.png"], "ends in .svg. Received: 'step.png'"),
         (["--heads=16", "--gpus=4", "--experts=2", "--top-k=3"], "1 to all experts"),
+        (["--heads=16", "--gpus=4", "--mesh=pipe=4"], "Give --dry-run, too. Received: --mesh"),
+        (["--heads=16", "--gpus=4", "--scale=1,2", "--json"], "one of these at a time. Received: --scale, --json"),
+        (["--heads=16", "--gpus=4", "--scale=a"], "numbers of GPUs from 1, such as 8,64,512. Received: a"),
+        (["--heads=16", "--gpus=0", "--scale=1,2"], "64 rows on 0 GPUs"),
+        (["--heads=16", "--gpus=48", "--scale=1"], "whole number of rows"),
+        (["--heads=16", "--gpus=4", "--dry-run", "--micro-batch=0"], "at least 1"),
     ],
 )
 def test_wrong_flags_are_refused(flags: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
