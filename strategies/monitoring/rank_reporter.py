@@ -172,7 +172,7 @@ class Reporter:
 
     def _answer(self, request_id: str, answer: traces.TraceAnswer) -> None:
         try:
-            self._store.post(traces.answer_key(request_id), self._rank, to_text(answer))
+            self._store.post(traces.answer_key(request_id), self._rank, traces.answer_text(answer))
         except Exception as error:
             self._warn(error)
 

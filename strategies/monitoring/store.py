@@ -7,6 +7,7 @@ key-value store of the job, of which rank 0 has everything.
 from __future__ import annotations
 
 import contextlib
+import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ from strategies.control_plane import KeyValueStore
 
 _SUFFIX = ".json"
 _PREFIX = "status "
+#: The most bytes of a text, as it is sent. A process that gets more than 16 MiB in one message counts its sender as gone.
+MAX_SENT_BYTES = 1 << 23
 
 
 @dataclass(frozen=True)
@@ -26,6 +29,11 @@ class Posted:
 
     text: str
     arrived: float
+
+
+def num_sent_bytes(text: str) -> int:
+    """Returns the number of bytes that a text takes in a message, which escapes it."""
+    return len(json.dumps(text))
 
 
 class ReportStore(Protocol):
@@ -128,7 +136,9 @@ class JobStore:
         store.listen(self._note)
 
     def post(self, key: str, number: int, text: str, *, to_all: bool = False) -> None:
-        """Replaces this process' text under a key; its number is the rank."""
+        """Replaces this process' text under a key; its number is the rank. Raises OSError if the text is too long."""
+        if (size := num_sent_bytes(text)) > MAX_SENT_BYTES:
+            raise OSError(f"a text for {key!r} takes {size:,} bytes, more than {MAX_SENT_BYTES:,}")
         self._note(f"{_PREFIX}{key}", self._store.rank, text)
         post = self._store.post if to_all else self._store.post_to_rank_0
         post(f"{_PREFIX}{key}", text)

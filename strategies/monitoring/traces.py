@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from strategies.control_plane.message import Message
 from strategies.monitoring.reports import RankReport, from_text, to_text
-from strategies.monitoring.store import ReportStore
+from strategies.monitoring.store import MAX_SENT_BYTES, ReportStore, num_sent_bytes
 
 #: The key of the last request, with the number 0, and the beginning of the keys of answers.
 REQUEST = "request"
@@ -81,6 +81,15 @@ class TraceAnswers:
 def answer_key(request_id: str) -> str:
     """Returns the key under which ranks answer a request."""
     return f"{ANSWERS}{request_id}"
+
+
+def answer_text(answer: TraceAnswer) -> str:
+    """Returns an answer as text; the reason why it cannot be sent, if it is too long for a message of the job."""
+    text = to_text(answer)
+    if (size := num_sent_bytes(text)) > MAX_SENT_BYTES:
+        reason = f"its record takes {size / 2**20:.1f} MiB, more than {MAX_SENT_BYTES / 2**20:.0f}. Record fewer steps."
+        return to_text(TraceAnswer(answer.rank, error=reason))
+    return text
 
 
 def start_step(reports: Iterable[RankReport]) -> int:

@@ -163,6 +163,11 @@ class TestTraces:
             store.post(traces.REQUEST, 0, to_text(self.REQUEST))
             assert "already at step 11" in store.wait_for(traces.answer_key("one"), 1, "step")
 
+    def test_a_record_that_is_too_long_is_said_to_be(self) -> None:
+        store = MemoryStore()
+        Reporter(1, 4, store).deliver("one", 2**22 * '"')
+        assert "Record fewer steps" in store.read(traces.answer_key("one"))[1].text
+
     def test_a_request_from_before_a_restart_is_not_answered(self) -> None:
         store = Waiting()
         store.post(traces.REQUEST, 0, to_text(self.REQUEST))

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from strategies.monitoring.store import FolderStore, MemoryStore
+from strategies.control_plane import KeyValueStore
+from strategies.monitoring.store import FolderStore, JobStore, MemoryStore
 
 
 @pytest.mark.parametrize("kind", ["folder", "memory"])
@@ -42,3 +43,16 @@ def test_unfinished_and_other_files_are_ignored(tmp_path: Path) -> None:
     for name in (".rank.0.json.part", "rank.x.json", "token", "rank.0.txt"):
         (tmp_path / name).write_text("text")
     assert FolderStore(tmp_path).read("rank") == {}
+
+
+def test_a_text_that_would_end_a_job_is_not_sent() -> None:
+    """Its receivers would end the connection."""
+    values = KeyValueStore(0, 1, {})
+    try:
+        store = JobStore(values)
+        store.post("trace-1", 0, 2**20 * '"')
+        with pytest.raises(OSError, match="takes 16,777,218 bytes, more than 8,388,608"):
+            store.post("trace-2", 0, 2**23 * '"')
+        assert store.read("trace-2") == {}
+    finally:
+        values.close("")

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from strategies.monitoring import traces
-from strategies.monitoring.reports import to_text
+from strategies.monitoring.reports import from_text, to_text
 from strategies.monitoring.store import MemoryStore
 from strategies.monitoring.trace_service import TraceError, TraceService
 from tests.clock import Clock
@@ -93,6 +93,15 @@ def test_one_request_at_a_time() -> None:
     for rank in (0, 1):
         answer(store, second, rank, events="b")
     assert service.request(6).num_steps == 6
+
+
+def test_a_record_that_is_too_long_for_a_message_is_an_error() -> None:
+    """Each quote takes four bytes in a message, which has the record as text of a text."""
+    short, long = (traces.TraceAnswer(1, count * '"') for count in (2**20, 2**22))
+    assert traces.answer_text(short) == to_text(short)
+    found = traces.TraceAnswer.from_json(from_text(traces.answer_text(long)))
+    assert (found.rank, found.events) == (1, "")
+    assert found.error == "its record takes 16.0 MiB, more than 8. Record fewer steps."
 
 
 @pytest.mark.parametrize("num_steps", [0, -1, 101])
