@@ -7,7 +7,8 @@ On a terminal it shows a page that is renewed in place twice a second, until the
 its output is no terminal, the status at this moment. With --json and --prometheus it prints what /status.json and
 /metrics have. With --trace 5 all ranks record five of their next steps, as one timeline. The token of a job that is
 watched from other machines comes from STRATEGIES_STATUS_TOKEN, --token-file or --token, which other users of this
-machine can see. The exit code is 0; 1 if nobody answers, or refuses.
+machine can see. The exit code is 0; 1 if nobody answers, or refuses, or if the
+trace of a rank is missing.
 """
 
 import argparse
@@ -74,7 +75,7 @@ def _trace(client: Client, num_steps: int, output: Path) -> int:
     timeline = JobTrace.from_texts(trace.events.values())
     timeline.write(output)
     print(f"{timeline}\nWrote {output}; open it at https://ui.perfetto.dev.")
-    return 0
+    return 1 if trace.errors else 0
 
 
 def _show(client: Client, output: TextIO, sleep: Callable[[float], None] = time.sleep) -> None:

@@ -129,6 +129,7 @@ class Reporter:
             peak_memory_bytes=memory.peak_resident_bytes(),
             device_memory_bytes=None if device is None else device[0],
             peak_device_memory_bytes=None if device is None else device[1],
+            can_record=self.on_trace_request is not None,
             checkpoint="" if checkpoint is None else checkpoint[0],
             checkpoint_step=None if checkpoint is None else checkpoint[1],
             checkpoint_age_seconds=None if checkpoint is None else now - checkpoint[2],

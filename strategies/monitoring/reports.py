@@ -34,6 +34,7 @@ class RankReport(Message):
         waiting_others_longer: the same of the last 20 seconds; None until there are as many.
         memory_bytes, peak_memory_bytes: of the process, in the host's memory.
         device_memory_bytes, peak_device_memory_bytes: of its GPUs.
+        can_record: True while it can record a trace, which `fit` does.
         checkpoint: the last path that was saved; empty if there is none.
         checkpoint_step: `total_steps` when it was saved.
         checkpoint_age_seconds: the time since then.
@@ -62,6 +63,7 @@ class RankReport(Message):
     peak_memory_bytes: int | None = None
     device_memory_bytes: int | None = None
     peak_device_memory_bytes: int | None = None
+    can_record: bool = False
     checkpoint: str = ""
     checkpoint_step: int | None = None
     checkpoint_age_seconds: float | None = None

@@ -7,7 +7,8 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from strategies.monitoring.job_status import read_reports, read_status
+from strategies.monitoring.job_status import read_status
+from strategies.monitoring.reports import RankReport
 from strategies.monitoring.store import ReportStore
 from strategies.monitoring.traces import MAX_STEPS, TraceAnswers, TraceRequest, answer_key, post_request, read_answers
 
@@ -34,10 +35,11 @@ class TraceService:
         self._ranks: tuple[int, ...] = ()
 
     def request(self, num_steps: int) -> TraceRequest:
-        """Requests a trace of some steps from all ranks that report.
+        """Requests a trace of some steps from all ranks.
 
         Raises:
-            TraceError: no rank reports, another trace is being recorded, or the number of steps is out of range.
+            TraceError: a rank has ended, does not train yet or has no known speed, another trace is being recorded, or
+                the number of steps is out of range.
         """
         if not 1 <= num_steps <= MAX_STEPS:
             raise TraceError(f"The number of steps must be from 1 to {MAX_STEPS}. Received: {num_steps}.")
@@ -46,14 +48,30 @@ class TraceService:
                 missing = ", ".join(map(str, self._answers(self._last).missing))
                 if missing:
                     raise TraceError(f"A trace is being recorded: rank {missing} has not sent its part. Try later.")
-            reports = read_reports(self._store)
-            if not reports:
-                raise TraceError("No rank reports its status yet. Try again when the training has begun.")
+            reports = self._reports_of_all()
             if self._last is not None:
                 self._store.forget(answer_key(self._last.id))
-            self._last = post_request(self._store, [report for report, _ in reports.values()], num_steps)
-            self._asked_at, self._ranks = self._clock(), tuple(sorted(reports))
+            self._last = post_request(self._store, reports, num_steps)
+            self._asked_at, self._ranks = self._clock(), tuple(report.rank for report in reports)
             return self._last
+
+    def _reports_of_all(self) -> list[RankReport]:
+        """Returns the reports of all ranks, if all can record steps: a trace of some ranks does not show who waits."""
+        ranks = read_status(self._store, time.time()).ranks
+        if not any(rank.report for rank in ranks):
+            raise TraceError("No rank reports its status yet. Try again when the training has begun.")
+        reports = []
+        for rank in ranks:
+            report, who = rank.report, f"Rank {rank.rank} cannot record a trace"
+            if not rank.is_alive and report is not None:
+                raise TraceError(f"{who}, since it has ended: {rank.state}.")
+            if report is None or not report.can_record:
+                raise TraceError(f"{who}: it does not train in `fit`, or not yet ({rank.state}). Try again when it does.")
+            if report.steps_per_second is None and not report.peak_steps_per_second:
+                # Without a speed, the first step cannot be far enough ahead.
+                raise TraceError(f"{who} yet: it has not finished its first steps. Try again in a moment.")
+            reports.append(report)
+        return reports
 
     def answers(self, request_id: str) -> TraceAnswers | None:
         """Returns the answers to a request so far; None if it is not the last one."""

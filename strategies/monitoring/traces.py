@@ -21,7 +21,7 @@ ANSWERS = "trace-"
 # A profile of many steps does not fit into memory.
 MAX_STEPS = 100
 # A rank reports and reads requests twice a second; a report may be late on a busy machine.
-_SECONDS_AHEAD, _MOST_SECONDS_AHEAD = 3.0, 10.0
+_SECONDS_AHEAD = 3.0
 _LEAST_STEPS_AHEAD = 3
 
 
@@ -97,11 +97,8 @@ def start_step(reports: Iterable[RankReport]) -> int:
     steps, ahead = [0], [float(_LEAST_STEPS_AHEAD)]
     for report in reports:
         steps.append(report.total_steps)
-        now = report.steps_per_second
-        # A pause, as of a validation, makes the speed of the last seconds too small, and a burst that of the peak too
-        # large.
-        most = max(report.peak_steps_per_second, now or 0.0) * _SECONDS_AHEAD
-        ahead.append(most if now is None else min(most, now * _MOST_SECONDS_AHEAD))
+        # The peak, too: a pause, as of a validation, makes the speed of the last seconds too small.
+        ahead.append(max(report.peak_steps_per_second, report.steps_per_second or 0.0) * _SECONDS_AHEAD)
     return max(steps) + math.ceil(max(ahead))
 
 

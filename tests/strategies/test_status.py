@@ -18,15 +18,16 @@ from pathlib import Path
 import pytest
 
 from strategies import status
-from strategies.monitoring.client import Client, ClientError, GoneError
+from strategies.monitoring.client import Client, ClientError, GoneError, Trace
 from strategies.monitoring.job_status import JobStatus, job_status
 from tests.strategies.launching import Clocked, launched, nodes, wait_until_gone, written
+from tests.strategies.tracing.records import record
 
 LIMIT_SECONDS = 120
 
 # Rank 2 is slow in the first round: the others always wait in a collective.
 PROGRAM = """
-import os, signal, sys, time
+import os, pathlib, signal, sys, time
 from strategies import monitoring
 from strategies.control_plane import Member
 
@@ -40,9 +41,14 @@ reporter.on_trace_request = lambda request: reporter.deliver(request.id, f"rank 
 reporter.progress.rows_of_next = 32
 reporter.progress.begin(epochs=2, steps_per_epoch=100)
 reporter.progress.begin_epoch(1)
-for step in range(1, 20):
+for step in range(1, 19):
     reporter.progress.note_step(step)
     time.sleep(0.01)
+# The speed is known once two steps were seen.
+report = pathlib.Path(os.environ["STRATEGIES_STATUS_DIR"], f"rank.{rank}.json")
+while not (report.exists() and '"total_steps": 18' in report.read_text()):
+    time.sleep(0.01)
+reporter.progress.note_step(19)
 reporter.note_checkpoint("run/checkpoint")
 time.sleep(600)
 """
@@ -57,6 +63,12 @@ def awaited(client: Client, condition: Callable[[JobStatus], bool]) -> JobStatus
             return job
         assert time.monotonic() < deadline, job
         time.sleep(0.02)
+
+
+def at_step_19(job: JobStatus) -> bool:
+    """Returns True if all ranks have finished the steps of the program, and know their speed."""
+    reports = [rank.report for rank in job.ranks]
+    return all(report is not None and report.step == 19 and report.steps_per_second for report in reports)
 
 
 def shown(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -76,7 +88,7 @@ def test_a_job_of_four_ranks(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         client = Client(address)
 
         # A slow rank.
-        job = awaited(client, lambda job: job.stragglers == (2,) and job.total_steps == 19 and bool(job.checkpoint))
+        job = awaited(client, lambda job: job.stragglers == (2,) and at_step_19(job) and bool(job.checkpoint))
         assert (job.state, job.num_restarts, job.max_restarts) == ("running", 0, 2)
         assert [rank.state for rank in job.ranks] == ["fit"] * 4
         assert (job.epoch, job.step, job.fraction, job.checkpoint) == (1, 19, 0.095, "run/checkpoint")
@@ -141,7 +153,7 @@ def test_several_nodes_report_to_node_0(tmp_path: Path) -> None:
     program = PROGRAM.replace('steps")', "steps\" + 300_000 * '\"')")
     with nodes(written(tmp_path, program), "--status-port", "0", "--grace-seconds", "0") as launchers:
         client = Client(address_of(launchers[0].wait_for(b"status: http://")[0]))
-        job = awaited(client, lambda job: [rank.report.step for rank in job.ranks if rank.report] == [19] * 3)
+        job = awaited(client, at_step_19)
         trace = client.trace(7)
         assert {rank: (text[:6], len(text) > 300_000) for rank, text in trace.events.items()} == {
             rank: (f"rank {rank}", True) for rank in range(3)
@@ -217,6 +229,19 @@ class TestPage:
         monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
         assert status.main(["127.0.0.1:1"]) == 0
         assert [client.address for client in pages] == ["127.0.0.1:1"]
+
+
+@pytest.mark.parametrize(("errors", "code"), [({}, 0), ({1: "it was late"}, 1)], ids=str)
+def test_a_trace_without_a_rank_is_no_success(
+    errors: dict[int, str], code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Answering(Client):
+        def trace(self, *arguments: object, **options: object) -> Trace:
+            return Trace(3, 1, {0: record(0).to_text()}, errors)
+
+    assert status._trace(Answering("localhost:1"), 1, tmp_path / "timeline.json") == code
+    assert (tmp_path / "timeline.json").exists()
+    assert ("rank 1 sent no record: it was late" in capsys.readouterr().err) == bool(errors)
 
 
 def _job(state: str) -> JobStatus:

@@ -29,6 +29,7 @@ RANK = RankReport(
     peak_memory_bytes=2**31,
     device_memory_bytes=2**33,
     peak_device_memory_bytes=2**34,
+    can_record=True,
 )
 #: The same training's other rank, which has saved.
 OTHER = replace(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -36,10 +37,10 @@ def test_all_ranks_have_read_the_request_before_its_first_step() -> None:
 
 
 @pytest.mark.parametrize(
-    ("now", "peak", "ahead"), [(8.0, 40.0, 80), (20.0, 40.0, 120), (None, 40.0, 120), (40.0, 0.0, 120)]
+    ("now", "peak", "ahead"), [(8.0, 40.0, 120), (None, 40.0, 120), (40.0, 0.0, 120), (0.01, 0.0, 3)]
 )
-def test_pauses_and_bursts(now: float | None, peak: float, ahead: int) -> None:
-    """After a pause, the first step is no nearer than it must be; after a burst, not much further."""
+def test_pauses(now: float | None, peak: float, ahead: int) -> None:
+    """After a pause, the first step is no nearer than it must be."""
     report = replace(RANK, steps_per_second=now, peak_steps_per_second=peak)
     assert traces.start_step([report]) == RANK.total_steps + ahead
 
@@ -113,6 +114,33 @@ def test_numbers_of_steps_that_are_refused(num_steps: int) -> None:
 def test_nobody_to_trace() -> None:
     with pytest.raises(TraceError, match="No rank reports"):
         TraceService(MemoryStore()).request(5)
+
+
+@pytest.mark.parametrize(
+    ("details", "reason"),
+    [
+        (None, r"Rank 1 cannot record a trace: it does not train in `fit`, or not yet \(starting\)"),
+        ({"can_record": False, "call": "predict"}, r"does not train in `fit`, or not yet \(predict\)"),
+        ({"steps_per_second": None}, "Rank 1 cannot record a trace yet: it has not finished its first steps"),
+    ],
+    ids=str,
+)
+def test_a_trace_is_one_of_all_ranks(details: dict[str, Any] | None, reason: str) -> None:
+    store = MemoryStore()
+    store.post("rank", 0, to_text(RANK))
+    if details is not None:
+        store.post("rank", 1, to_text(replace(OTHER, **details)))
+    with pytest.raises(TraceError, match=reason):
+        TraceService(store).request(5)
+    assert traces.read_request(store) is None
+
+
+def test_a_rank_that_has_ended_cannot_be_traced() -> None:
+    store = filled()
+    ended = replace(LAUNCHER.processes[1], status=0)
+    store.post("launcher", 0, to_text(replace(LAUNCHER, processes=(LAUNCHER.processes[0], ended))))
+    with pytest.raises(TraceError, match="Rank 1 cannot record a trace, since it has ended: exit code 0"):
+        TraceService(store).request(5)
 
 
 def test_what_is_no_request_is_none() -> None:
