@@ -7,7 +7,9 @@ key-value store of the job, of which rank 0 has everything.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
+import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -91,6 +93,24 @@ class FolderStore:
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
+
+    def claim(self, name: str) -> bool:
+        """Claims a name until this process ends; returns False if another process that still runs has claimed it."""
+        try:
+            claim = os.open(self.folder / f"claim-{name}", os.O_WRONLY | os.O_CREAT, 0o600)
+        except OSError:
+            # The first report says what is wrong.
+            return True
+        try:
+            # Not `flock`, whose locks forked children would inherit. The file stays open: to close it ends the lock.
+            fcntl.lockf(claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError):
+            os.close(claim)
+            return False
+        except OSError:
+            # A file system without locks.
+            pass
+        return True
 
     def post(self, key: str, number: int, text: str, *, to_all: bool = False) -> None:
         """Replaces a text; raises OSError if the disk is full or the folder is gone."""

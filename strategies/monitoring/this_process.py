@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from strategies.control_plane import Member
 from strategies.control_plane.this_process import log
 from strategies.monitoring.rank_reporter import Probes, Reporter
+from strategies.monitoring.reports import RANK
 from strategies.monitoring.settings import FOLDER_VARIABLE, TOKEN_VARIABLE, StatusSettings
 from strategies.monitoring.store import FolderStore, JobStore, MemoryStore, ReportStore
 
@@ -29,7 +30,8 @@ def watch(member: Member, probes: Probes) -> None:
     """Has this process report its status, if the environment asks for it; a later call only replaces the probes.
 
     Under our launcher it reports to the launcher's folder. Otherwise rank 0 serves the status itself, at
-    STRATEGIES_STATUS_PORT, and the others report to it through the job's key-value store. Never raises.
+    STRATEGIES_STATUS_PORT, and the others report to it through the job's key-value store. Of a rank's process and its
+    children, which inherit its environment, only the first reports. Never raises.
 
     Args:
         member: this process in its job.
@@ -54,7 +56,11 @@ def _begun(member: Member, environment: Mapping[str, str]) -> Reporter | None:
         if world_size == 1:
             # Ranks that train for themselves, each under a strategy of its own process.
             rank, world_size = int(environment.get("RANK", "0")), int(environment.get("WORLD_SIZE", "1"))
-        store = FolderStore(folder)
+        own = FolderStore(folder)
+        if not own.claim(f"{RANK}-{rank}"):
+            # A child of the rank's process, which has inherited its environment: the report is that of the rank.
+            return None
+        store = own
     else:
         settings = StatusSettings.from_environment(environment)
         if settings is None:

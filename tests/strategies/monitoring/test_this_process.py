@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import atexit
 import logging
+import os
 import socket
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -54,6 +57,25 @@ def test_under_our_launcher(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     this_process.watch(Member(0, 1), probes)
     assert this_process.reporter() is reporter
     assert reporter.probes is probes
+
+
+def test_a_child_of_a_rank_does_not_report_as_the_rank(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("STRATEGIES_STATUS_DIR", str(tmp_path))
+    monkeypatch.setenv("RANK", "3")
+    this_process.watch(Member(0, 1), Probes())
+    program = (
+        "from strategies import monitoring; from strategies.control_plane import Member; "
+        "monitoring.watch(Member(0, 1), monitoring.Probes()); print(monitoring.reporter())"
+    )
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[3])}
+    command = [sys.executable, "-c", program]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT_SECONDS, check=True)
+    assert (ended.stdout, ended.stderr) == ("None\n", "")
+    # Another rank, as a next one of this folder, does report.
+    environment["RANK"] = "2"
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT_SECONDS, check=True)
+    assert "Reporter" in ended.stdout
+    assert sorted(FolderStore(tmp_path).read("rank")) == [2, 3]
 
 
 def test_a_process_alone_serves_itself(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
