@@ -66,7 +66,7 @@ class Watchdog:
             return
         weakref.finalize(owner, self.stop)
         if self._member is not None:
-            self._member.shares.sample_from(self._source, self._is_pending)
+            self._member.shares.sample_from(self._source, self._is_pending, lambda: not self.ledger.is_on_gpus)
         self._thread = threading.Thread(target=self._look, name="strategies-watchdog", daemon=True)
         self._thread.start()
 

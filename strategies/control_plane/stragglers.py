@@ -22,20 +22,34 @@ class WaitingShares:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._looks: dict[str, list[int]] = {}
-        self._sources: dict[str, Callable[[], bool]] = {}
+        self._sources: dict[str, tuple[Callable[[], bool], Callable[[], bool]]] = {}
 
-    def sample_from(self, source: str, is_waiting: Callable[[], bool] | None) -> None:
-        """Registers a function that returns True if a collective is pending; None removes it."""
+    def sample_from(
+        self, source: str, is_waiting: Callable[[], bool] | None, is_current: Callable[[], bool] = lambda: True
+    ) -> None:
+        """Registers a function that returns True if a collective is pending; None removes it.
+
+        Args:
+            source: names the caller.
+            is_waiting: the function.
+            is_current: returns False if `is_waiting` knows only what was at the last of the rare samples.
+        """
         with self._lock:
             self._sources.pop(source, None)
             if is_waiting is not None:
-                self._sources[source] = is_waiting
+                self._sources[source] = is_waiting, is_current
 
     def is_waiting(self) -> bool | None:
         """Returns True if a collective of any source is pending now; None if there are no sources."""
         with self._lock:
             sources = list(self._sources.values())
-        return any(is_waiting() for is_waiting in sources) if sources else None
+        return any(is_waiting() for is_waiting, _ in sources) if sources else None
+
+    def is_current(self) -> bool:
+        """Returns True if `is_waiting` is about this moment, for all sources."""
+        with self._lock:
+            sources = list(self._sources.values())
+        return all(is_current() for _, is_current in sources)
 
     def note(self, source: str, is_waiting: bool) -> None:
         """Counts one sample.

@@ -38,6 +38,7 @@ def watch(member: Member, waits: Waits, devices: Sequence[str]) -> None:
         monitoring.Probes(
             call=lambda: member.position.call,
             is_waiting=member.shares.is_waiting,
+            is_waiting_current=member.shares.is_current,
             seconds_waited_for_input=seconds_waited_for_input,
             device_memory=device_memory,
         ),

@@ -194,7 +194,8 @@ def _stragglers(ranks: Iterable[RankStatus]) -> tuple[int, ...]:
     found = set()
     short = [share for share, _ in shares if share is not None]
     longer = [share for _, share in shares if share is not None]
-    if len(short) == len(alive):
+    # Where a sample is read once a second, the last moments have one or two.
+    if len(short) == len(alive) and all(rank.report.waiting_is_current for rank in alive if rank.report):
         # A rank that does not report runs no collective that the others see.
         heard = [0.0 if _is_silent(rank) else share for rank, share in zip(alive, short, strict=True)]
         found |= {alive[index].rank for index in slow_ranks_now(heard)}

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 # The window of rates, in seconds, and the most moments that are kept of it.
 _WINDOW_SECONDS = 10.0
 _MOST_MOMENTS = 64
+# A step counts as one after a pause, as of a validation or a save, if it ends so much later than is usual.
+_LEAST_PAUSE_SECONDS, _TIMES_USUAL = 1.0, 5.0
 
 
 class Progress:
@@ -94,7 +96,7 @@ class _Moment:
 
 
 class StepRate:
-    """The steps per second of the last ten seconds, or of the last two steps if these are slower.
+    """The steps per second of the last ten seconds, or of the last two steps if these are slower, since the last pause.
 
     Example:
 
@@ -112,9 +114,22 @@ class StepRate:
         if len(self._moments) == 1 and self._moments[0].steps == 0 and steps:
             self._moments.clear()
         if not self._moments or self._moments[-1].steps != steps:
+            if self._is_after_pause(now):
+                self._moments.clear()
             self._moments.append(_Moment(now, steps))
             while len(self._moments) > 2 and self._moments[1].time < now - _WINDOW_SECONDS:
                 self._moments.popleft()
+
+    @property
+    def seconds(self) -> float:
+        """The time over which the steps are counted."""
+        return self._moments[-1].time - self._moments[0].time if self._moments else 0.0
+
+    def _is_after_pause(self, now: float) -> bool:
+        if len(self._moments) < 2:
+            return False
+        usual = self.seconds / (len(self._moments) - 1)
+        return now - self._moments[-1].time > max(_LEAST_PAUSE_SECONDS, _TIMES_USUAL * usual)
 
     def per_second(self, now: float) -> float | None:
         """Returns the steps per second; None before the second change. It falls while no step ends."""

@@ -22,6 +22,8 @@ _SAMPLES_PER_REPORT = 3
 # The windows of shares: a rank that holds up all others is to show within two seconds.
 _SHORT_SECONDS, _LONG_SECONDS = 1.25, 20.0
 _INPUT_SECONDS, _LEAST_INPUT_SECONDS = 2.0, 1.0
+# A shorter burst is no speed of the training.
+_LEAST_PEAK_SECONDS = 0.5
 
 _logger = logging.getLogger(__name__)
 
@@ -35,12 +37,14 @@ class Probes:
         is_waiting: True if a collective is pending.
         seconds_waited_for_input: the time that this process has waited for batches so far.
         device_memory: the bytes in use, and the most so far, of this process' GPUs.
+        is_waiting_current: False if `is_waiting` changes once a second only, as where counters are on GPUs.
     """
 
     call: Callable[[], str] = lambda: ""
     is_waiting: Callable[[], bool | None] = lambda: None
     seconds_waited_for_input: Callable[[], float | None] = lambda: None
     device_memory: Callable[[], tuple[int, int] | None] = lambda: None
+    is_waiting_current: Callable[[], bool] = lambda: True
 
 
 class Reporter:
@@ -125,6 +129,7 @@ class Reporter:
             waiting_input=samples.input_share,
             waiting_others=samples.waiting_share(now, _SHORT_SECONDS),
             waiting_others_longer=samples.waiting_share(now, _LONG_SECONDS),
+            waiting_is_current=self.probes.is_waiting_current(),
             memory_bytes=memory.resident_bytes(),
             peak_memory_bytes=memory.peak_resident_bytes(),
             device_memory_bytes=None if device is None else device[0],
@@ -147,7 +152,7 @@ class Reporter:
                 if samples_until_report == 0 or stopped:
                     if not stopped:
                         self._samples.note_input(now, self.probes.seconds_waited_for_input())
-                        self._samples.note_report(now, self.progress.total_steps)
+                        self._samples.note_speed(now)
                         self._take_request()
                     self._store.post(RANK, self._rank, to_text(self.report(now)))
                     samples_until_report = _SAMPLES_PER_REPORT
@@ -190,15 +195,14 @@ class _Samples:
         self.rate = StepRate()
         self._waiting: collections.deque[tuple[float, bool]] = collections.deque()
         self._input: collections.deque[tuple[float, float]] = collections.deque()
-        self._at_report: tuple[float, int] | None = None
-        #: The most steps per second between two reports.
+        #: The most steps per second of half a second or more.
         self.peak_steps_per_second = 0.0
 
-    def note_report(self, now: float, steps: int) -> None:
-        """Notes the number of finished steps at a report."""
-        before, self._at_report = self._at_report, (now, steps)
-        if before is not None and now > before[0]:
-            self.peak_steps_per_second = max(self.peak_steps_per_second, (steps - before[1]) / (now - before[0]))
+    def note_speed(self, now: float) -> None:
+        """Notes the speed at a report."""
+        speed = self.rate.per_second(now)
+        if speed is not None and self.rate.seconds >= _LEAST_PEAK_SECONDS:
+            self.peak_steps_per_second = max(self.peak_steps_per_second, speed)
 
     def note_waiting(self, now: float, is_waiting: bool | None) -> None:
         """Notes whether a collective is pending."""

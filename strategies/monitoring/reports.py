@@ -28,10 +28,11 @@ class RankReport(Message):
         seconds_left: the time that `fit` still takes at its speed so far.
         unit: the unit of `units_per_second`, such as "rows", in the plural.
         units_per_second: of the whole job, over the last ten seconds.
-        steps_per_second, peak_steps_per_second: the same in steps; the most between two reports so far.
+        steps_per_second, peak_steps_per_second: the same in steps, without a pause before; the most so far.
         waiting_input: the share of the last seconds in which the rank waited for its next batch.
         waiting_others: the share of the last moments, 1.25 seconds, in which one of its collectives was pending.
         waiting_others_longer: the same of the last 20 seconds; None until there are as many.
+        waiting_is_current: False if these samples are one second old or less, as where counters are on GPUs.
         memory_bytes, peak_memory_bytes: of the process, in the host's memory.
         device_memory_bytes, peak_device_memory_bytes: of its GPUs.
         can_record: True while it can record a trace, which `fit` does.
@@ -59,6 +60,7 @@ class RankReport(Message):
     waiting_input: float | None = None
     waiting_others: float | None = None
     waiting_others_longer: float | None = None
+    waiting_is_current: bool = True
     memory_bytes: int | None = None
     peak_memory_bytes: int | None = None
     device_memory_bytes: int | None = None

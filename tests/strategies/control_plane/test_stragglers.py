@@ -43,6 +43,9 @@ def test_a_sample_of_all_sources() -> None:
     assert shares.is_waiting() is True
     shares.sample_from("b", None)
     assert shares.is_waiting() is False
+    assert shares.is_current()
+    shares.sample_from("c", lambda: True, lambda: False)
+    assert not shares.is_current()
 
 
 @pytest.mark.parametrize(

@@ -115,6 +115,15 @@ class TestStragglers:
         assert waiting(0.9, None, 0.0).stragglers == ()
         assert waiting().stragglers == ()
 
+    @pytest.mark.parametrize("is_current", [True, False])
+    def test_rare_samples_say_nothing_of_the_last_moments(self, is_current: bool) -> None:
+        """As on GPUs, where one or two samples of equal ranks often differ."""
+        reports = [replace(RANK, waiting_others=0.0), replace(OTHER, waiting_others=1.0)]
+        reports = [replace(report, waiting_is_current=is_current) for report in reports]
+        assert status(reports).stragglers == ((0,) if is_current else ())
+        longer = zip(reports, (0.1, 0.8), strict=True)
+        assert status([replace(each, waiting_others_longer=share) for each, share in longer]).stragglers == (0,)
+
     def test_a_silent_rank_holds_up_the_others(self) -> None:
         """The last report of a process that was stopped, as by SIGSTOP, is from before."""
         reports = {0: (replace(RANK, waiting_others=1.0), NOW), 1: (replace(OTHER, waiting_others=0.4), NOW - 9)}

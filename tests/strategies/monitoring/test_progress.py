@@ -89,6 +89,24 @@ class TestStepRate:
             rate.note(steps * 60.0, 1 + steps)
         assert rate.per_second(180.0) == pytest.approx(1 / 60)
 
+    def test_a_pause_does_not_count(self) -> None:
+        """As of a validation of six seconds."""
+        rate = StepRate()
+        for steps in range(21):
+            rate.note(steps * 0.25, 1 + steps)
+        rate.note(11.0, 22)
+        assert rate.per_second(11.0) is None
+        rate.note(11.25, 23)
+        assert rate.per_second(11.25) == 4.0
+
+    def test_steps_that_become_slow_show(self) -> None:
+        rate = StepRate()
+        for steps in range(11):
+            rate.note(steps * 0.1, 1 + steps)
+        for steps in range(3):
+            rate.note(3.0 + 2.0 * steps, 12 + steps)
+        assert rate.per_second(7.0) == 0.5
+
     def test_it_falls_while_nothing_happens(self) -> None:
         rate = StepRate()
         for steps in range(11):

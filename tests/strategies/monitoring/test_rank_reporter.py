@@ -90,6 +90,20 @@ def test_speed_and_waits_come_from_samples() -> None:
     assert report.waiting_input == pytest.approx(0.1)
 
 
+def test_the_peak_is_the_speed_before_a_pause() -> None:
+    """A trace that is requested after a validation begins far enough ahead. A slow step is no step in half a second."""
+    samples = Reporter(0, 1, MemoryStore())._samples
+    for now, steps in [(0.0, 1), (0.1, 41), (15.0, 42), (30.0, 43), (30.1, 43)]:
+        samples.rate.note(now, steps)
+        samples.note_speed(now)
+    assert samples.peak_steps_per_second == pytest.approx(1 / 15, rel=0.01)
+    for step in range(20):
+        samples.rate.note(200 + step / 4, 44 + step)
+        samples.note_speed(200 + step / 4)
+    samples.note_speed(260.0)
+    assert samples.peak_steps_per_second == pytest.approx(4.0)
+
+
 def test_too_few_samples_show_nothing() -> None:
     reporter = Reporter(0, 1, MemoryStore())
     reporter._samples.note_waiting(0.0, True)
