@@ -181,7 +181,7 @@ class Throughput(keras.callbacks.Callback):
         self._is_first_execution = False
         end = self._end or self._now()
         # Only now has on_train_batch_end been called for all batches. The last execution may have had fewer steps.
-        num_steps = min(self._num_ended, (self.params or {}).get("steps") or self._num_ended) - self._num_skipped
+        num_steps = layer_api.finished_steps(self.params, self._num_ended - 1) - self._num_skipped
         begin = end if self._begin is None or num_steps <= 0 else self._begin
         of_epoch = _Stretch.between(begin, end, num_steps if begin is not end else 0)
         self._all += of_epoch

@@ -55,8 +55,7 @@ class WeightsComparison(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Compares the weights, if the count has reached the next multiple of `every_steps`."""
-        # Keras counts the last execution of an epoch as a whole one.
-        step = min(batch + 1, (self.params or {}).get("steps") or batch + 1)
+        step = layer_api.finished_steps(self.params, batch)
         last, self._done = self._done, self._before + step
         if self._done // self._every_steps > last // self._every_steps:
             when = f"after step {step} of epoch {self._epoch + 1}"

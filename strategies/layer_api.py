@@ -5,6 +5,7 @@ import keras
 from strategies import _keras_hooks
 from strategies._keras_hooks.agreement import compare_weights
 from strategies._keras_hooks.callbacks import write_scalars
+from strategies._keras_hooks.finished_steps import finished_steps
 from strategies._keras_hooks.global_state import (
     global_state_kept,
     in_stateless_scope,
@@ -20,7 +21,7 @@ from strategies._keras_hooks.new_variables import settled
 from strategies._keras_hooks.plain_classes import saved_as
 from strategies._keras_hooks.shapes import SYMBOLIC_ROWS, shapes_of
 from strategies._keras_hooks.undrawn import UndrawnVariable, variables_undrawn, weights_left_in_files
-from strategies._keras_hooks.watching import note_save, note_units
+from strategies._keras_hooks.watching import begin_save, note_units
 from strategies._keras_hooks.whole_updates import some_need_whole
 from strategies.batches.shares import in_microbatches, split_into
 from strategies.control_plane.preemption import Saver
@@ -158,6 +159,7 @@ __all__ = [
     "as_mean_over_rows",
     "as_rows",
     "as_weighed",
+    "begin_save",
     "clock_offset",
     "compare_weights",
     "compute_from_inputs",
@@ -166,6 +168,7 @@ __all__ = [
     "damaged_tensors",
     "draw_values",
     "drawn_for_now",
+    "finished_steps",
     "for_optimizer",
     "from_all_ranks",
     "gathered_bytes",
@@ -186,7 +189,6 @@ __all__ = [
     "name_counters",
     "named_state",
     "note_copy",
-    "note_save",
     "note_units",
     "num_replicas",
     "open_tensors",

@@ -246,9 +246,12 @@ class Checkpoints(keras.callbacks.Callback):
             # The logs go on while the files are written.
             state = {**state, "sharded": True, "history": {key: list(own) for key, own in self.history.items()}}
 
+            # The training may be steps ahead when it is complete.
+            note_save = layer_api.begin_save(self._files.shards(name))
+
             def complete() -> None:
                 self._files.finish(name, state)
-                layer_api.note_save(self._files.shards(name))
+                note_save()
 
             self._saves.save(
                 model,

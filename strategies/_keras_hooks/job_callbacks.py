@@ -14,6 +14,7 @@ from dataclasses import replace
 import keras
 
 from strategies._keras_hooks import agreement, watching
+from strategies._keras_hooks.finished_steps import finished_steps
 from strategies.control_plane import Member
 from strategies.control_plane.preemption import Preemption
 from strategies.control_plane.stragglers import stragglers
@@ -49,6 +50,10 @@ class FirstCallback(keras.callbacks.Callback):
         if here is not None:
             here.position = replace(here.position, epoch=epoch + 1, step=0)
 
+    def on_train_batch_end(self, batch: int, logs: Mapping[str, float] | None = None) -> None:
+        """Notes the step, before other callbacks save."""
+        watching.note_step(finished_steps(self.params, batch))
+
     def on_epoch_end(self, epoch: int, logs: Mapping[str, float] | None = None) -> None:
         """Sums accumulated gradients: callbacks on rank 0 alone may save next, and the program may after `fit`."""
         if engine_of_processes(self.model.distribute_strategy) is not None:
@@ -63,7 +68,6 @@ class LastCallback(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch: int, logs: Mapping[str, float] | None = None) -> None:
         """Stops all processes after the same step if one of them wants to stop."""
-        watching.note_step(batch + 1)
         here = member(self.model)
         if here is None:
             return
@@ -73,7 +77,7 @@ class LastCallback(keras.callbacks.Callback):
         self.model.stop_training = bool(agreed)
         if agreed == _PREEMPTED and preemption.saver is not None:
             try:
-                preemption.saver(batch + 1)
+                preemption.saver(finished_steps(self.params, batch))
             except SystemExit:
                 # Other processes may need this one until they have written.
                 here.barrier("end after a checkpoint")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -60,6 +62,14 @@ def note_save(path: object) -> None:
     reporter = monitoring.reporter()
     if reporter is not None:
         reporter.note_checkpoint(str(path))
+
+
+def begin_save(path: object) -> Callable[[], None]:
+    """Returns a function that notes a save of the state of this moment, to be called once it is complete."""
+    reporter = monitoring.reporter()
+    if reporter is None:
+        return lambda: None
+    return functools.partial(reporter.note_checkpoint, str(path), reporter.progress.total_steps)
 
 
 def note_units(units_per_step: float, unit: str) -> None:

@@ -90,9 +90,9 @@ class Reporter:
         if self._thread.ident is not None and self._thread is not threading.current_thread():
             self._thread.join(2.0)
 
-    def note_checkpoint(self, path: str) -> None:
-        """Notes that the training was saved under a path."""
-        self._checkpoint = path, self.progress.total_steps, time.monotonic()
+    def note_checkpoint(self, path: str, step: int | None = None) -> None:
+        """Notes that the training was saved under a path, as it was after `step` steps; None: after all so far."""
+        self._checkpoint = path, self.progress.total_steps if step is None else step, time.monotonic()
 
     def deliver(self, request_id: str, events: str) -> None:
         """Sends the events of this rank for a trace that was requested. Never raises."""

@@ -37,7 +37,7 @@ class RankReport(Message):
         device_memory_bytes, peak_device_memory_bytes: of its GPUs.
         can_record: True while it can record a trace, which `fit` does.
         checkpoint: the last path that was saved; empty if there is none.
-        checkpoint_step: `total_steps` when it was saved.
+        checkpoint_step: `total_steps` of the state that was saved.
         checkpoint_age_seconds: the time since then.
     """
 

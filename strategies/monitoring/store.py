@@ -21,7 +21,7 @@ from strategies.control_plane import KeyValueStore
 
 _SUFFIX = ".json"
 _PREFIX = "status "
-#: The most bytes of a text, as it is sent. A process that gets more than 16 MiB in one message counts its sender as gone.
+#: The most bytes of a text, as it is sent. A process that gets a message of more than 16 MiB takes the sender for gone.
 MAX_SENT_BYTES = 1 << 23
 
 

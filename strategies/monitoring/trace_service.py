@@ -66,7 +66,9 @@ class TraceService:
             if not rank.is_alive and report is not None:
                 raise TraceError(f"{who}, since it has ended: {rank.state}.")
             if report is None or not report.can_record:
-                raise TraceError(f"{who}: it does not train in `fit`, or not yet ({rank.state}). Try again when it does.")
+                raise TraceError(
+                    f"{who}: it does not train in `fit`, or not yet ({rank.state}). Try again later."
+                )
             if report.steps_per_second is None and not report.peak_steps_per_second:
                 # Without a speed, the first step cannot be far enough ahead.
                 raise TraceError(f"{who} yet: it has not finished its first steps. Try again in a moment.")

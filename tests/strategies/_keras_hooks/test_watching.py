@@ -12,6 +12,7 @@ import tensorflow as tf
 import keras_ext
 import strategies
 from strategies import monitoring
+from strategies._keras_hooks import watching
 from strategies.monitoring import this_process
 from strategies.monitoring.store import MemoryStore
 
@@ -81,6 +82,34 @@ def test_saves(model: keras.Model, reporter: monitoring.Reporter, tmp_path: Path
     assert report.checkpoint_step == 3
     model.save(tmp_path / "model.keras")
     assert reporter.report(0.0).checkpoint == str(tmp_path / "model.keras")
+
+
+def test_executions_that_do_not_divide_the_epoch(reporter: monitoring.Reporter) -> None:
+    with strategies.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
+        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse", steps_per_execution=2)
+    model.fit(X, Y, batch_size=8, epochs=2, verbose=0)
+    assert (reporter.progress.total_steps, reporter.progress.fraction) == (6, 1.0)
+
+
+def test_a_save_at_the_end_of_a_batch(model: keras.Model, reporter: monitoring.Reporter, tmp_path: Path) -> None:
+    saved: list[int | None] = []
+
+    def save(batch: int, logs: object) -> None:
+        model.save_weights(tmp_path / "saved.weights.h5")
+        saved.append(reporter.report(0.0).checkpoint_step)
+
+    model.fit(X, Y, batch_size=8, verbose=0, callbacks=[keras.callbacks.LambdaCallback(on_train_batch_end=save)])
+    assert saved == [1, 2, 3]
+
+
+def test_a_save_that_is_complete_steps_later(reporter: monitoring.Reporter) -> None:
+    reporter.progress.note_step(6)
+    note_save = watching.begin_save("run/6")
+    reporter.progress.note_step(12)
+    assert reporter.report(0.0).checkpoint == ""
+    note_save()
+    assert (reporter.report(0.0).checkpoint, reporter.report(0.0).checkpoint_step) == ("run/6", 6)
 
 
 def test_nothing_is_noted_if_nobody_watches(model: keras.Model) -> None:
