@@ -19,7 +19,7 @@ from strategies.launching.sharing import Sharing
 from strategies.monitoring.reports import LAUNCHER, RANK, JobState, LauncherReport, RankProcess, to_text
 from strategies.monitoring.settings import FOLDER_VARIABLE, PRIVATE_VARIABLES, StatusSettings
 from strategies.monitoring.store import FolderStore
-from strategies.monitoring.traces import REQUEST
+from strategies.monitoring.traces import ANSWERS, REQUEST
 
 if TYPE_CHECKING:
     from strategies.launching.status_server import ServerProcess
@@ -45,7 +45,7 @@ class StatusService:
         self._has_failed = False
 
     def begin(self, start: Start) -> None:
-        """Begins a round of ranks: what those of the round before have reported is removed."""
+        """Begins a round of ranks: what those of the round before have reported is removed, records included."""
         self._start, self._began, self._last, self._sharing = start, time.time(), "", None
         if not start.is_watched or self._has_failed:
             return
@@ -56,7 +56,7 @@ class StatusService:
         # First the new report: those who watch see at any time how many ranks there are.
         self.note(JobState.RUNNING, ())
         self._store.forget(LAUNCHER, but=self._own.node_rank)
-        for key in (RANK, REQUEST):
+        for key in (RANK, REQUEST, f"{ANSWERS}*"):
             self._store.forget(key)
         if len(start.nodes) > 1:
             self._sharing = Sharing(self._store, start.round, is_node_0=self._own.node_rank == 0)

@@ -12,6 +12,7 @@ from typing import Any
 from strategies.monitoring.job_status import JobStatus
 
 _POLL_SECONDS = 0.5
+_TRACE_SECONDS = 120.0
 
 
 class ClientError(Exception):
@@ -110,7 +111,7 @@ class Client:
     def trace(
         self,
         num_steps: int,
-        timeout_seconds: float = 120.0,
+        timeout_seconds: float | None = None,
         *,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
@@ -119,14 +120,16 @@ class Client:
 
         Args:
             num_steps: the number of steps.
-            timeout_seconds: the limit of the wait for all ranks; those that have sent nothing then have an error.
+            timeout_seconds: the limit of the wait for all ranks; those that have sent nothing then have an error. None:
+                what the server says, which is two minutes, or more for slow steps.
             clock, sleep: for tests.
 
         Raises:
             ClientError: the server does not answer, or cannot request a trace now.
         """
         request = self._json(f"/trace?steps={num_steps}", "POST")
-        deadline = clock() + timeout_seconds
+        limit = float(request.get("limit_seconds", _TRACE_SECONDS)) if timeout_seconds is None else timeout_seconds
+        deadline = clock() + limit
         while True:
             answers = self._json(f"/trace/{request['id']}")
             if answers["complete"] or clock() >= deadline:
@@ -134,7 +137,7 @@ class Client:
             sleep(_POLL_SECONDS)
         ranks = {int(rank): answer for rank, answer in answers["ranks"].items()}
         errors = {rank: answer["error"] for rank, answer in ranks.items() if "error" in answer}
-        late = f"it has sent nothing within {timeout_seconds:g} s"
+        late = f"it has sent nothing within {limit:g} s"
         errors |= {rank: late for rank in answers["expected"] if rank not in ranks}
         events = {rank: answer["events"] for rank, answer in ranks.items() if "events" in answer}
         return Trace(request["start_step"], request["num_steps"], events, errors)

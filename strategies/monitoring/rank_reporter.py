@@ -168,6 +168,9 @@ class Reporter:
         request = traces.read_request(self._store)
         if request is None or request.id == self._seen_request:
             return
+        if self._seen_request:
+            # Nobody reads the answers to it any more.
+            self._store.forget(traces.answer_key(self._seen_request))
         self._seen_request = request.id
         if self.on_trace_request is None:
             self.deliver_error(request.id, "this rank records no traces, or does not train yet")

@@ -161,7 +161,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         except (TraceError, OSError) as error:
             self._send(409, _TEXT, f"{error}\n")
         else:
-            self._send(200, _JSON, json.dumps(request.to_json()))
+            limit_seconds = self.server.traces.limit_seconds
+            self._send(200, _JSON, json.dumps(request.to_json() | {"limit_seconds": limit_seconds}))
 
     def _status(self) -> Any:
         return read_status(self.server.store, time.time())

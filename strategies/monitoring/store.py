@@ -176,6 +176,8 @@ class JobStore:
     def forget(self, key: str) -> None:
         """Removes all texts under a key from this process' copy."""
         self._store.forget(f"{_PREFIX}{key}")
+        for each in [each for each in self._arrived.copy() if each[0] == f"{_PREFIX}{key}"]:
+            self._arrived.pop(each, None)
 
     def _note(self, key: str, rank: int, text: str) -> None:
         if key.startswith(_PREFIX):

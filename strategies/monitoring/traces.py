@@ -102,6 +102,16 @@ def start_step(reports: Iterable[RankReport]) -> int:
     return max(steps) + math.ceil(max(ahead))
 
 
+def usual_seconds(reports: Iterable[RankReport], request: TraceRequest) -> float:
+    """Returns the time until all ranks have recorded the steps of a request, at their speed; 0.0 if it is not known."""
+    seconds = [0.0]
+    for report in reports:
+        speed = report.steps_per_second or report.peak_steps_per_second
+        if speed:
+            seconds.append((request.start_step + request.num_steps - report.total_steps) / speed)
+    return max(seconds)
+
+
 def post_request(store: ReportStore, reports: Iterable[RankReport], num_steps: int) -> TraceRequest:
     """Posts a request to all ranks, and returns it; it replaces an earlier one that a rank has not read yet.
 

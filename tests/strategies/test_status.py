@@ -120,6 +120,7 @@ def test_a_job_of_four_ranks(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         assert "failed with signal SIGKILL (9)" in job.restart_reason
         assert "restarts: 1 of 2" in shown(capsys, address, "--once")
         pids = [rank.report.pid for rank in job.ranks if rank.report]
+        assert not list(Path(launcher._temporary.name).glob("strategies-status-*/trace-*"))
 
         # The end.
         launcher.process.send_signal(signal.SIGINT)

@@ -162,6 +162,7 @@ class TestTraces:
             reporter.progress.note_step(3)
             store.wait_for("rank", 1, '"total_steps": 3')
         assert taken == [self.REQUEST, second]
+        assert store.read(traces.answer_key("one")) == {}
 
     def test_a_rank_that_records_nothing_says_so(self) -> None:
         store = Waiting()

@@ -79,6 +79,33 @@ def test_a_rank_that_has_ended_is_not_waited_for() -> None:
     assert (dict(found.errors), found.missing) == ({0: "this rank has ended: killed by SIGKILL (9)"}, [1])
 
 
+def test_slow_steps_take_longer() -> None:
+    """Eight steps of 15 s, and as much again."""
+    clock, store = Clock(), MemoryStore()
+    slow = replace(RANK, world_size=1, steps_per_second=1 / 15)
+    store.post("rank", 0, to_text(slow))
+    service = TraceService(store, clock.monotonic)
+    request = service.request(5)
+    assert (request.start_step, service.limit_seconds) == (253, 240.0)
+    clock.seconds += 200
+    with pytest.raises(TraceError, match="rank 0 has not sent its part"):
+        service.request(5)
+    clock.seconds += 50
+    assert service.request(5)
+
+
+def test_a_restart_ends_a_trace() -> None:
+    """The launcher removes request and answers when it begins a round of ranks."""
+    store = filled()
+    service = TraceService(store)
+    request = service.request(5)
+    store.forget(traces.REQUEST)
+    found = service.answers(request.id)
+    assert found is not None
+    assert set(found.errors.values()) == {"the ranks of the job were restarted meanwhile"}
+    assert service.request(6).num_steps == 6
+
+
 def test_one_request_at_a_time() -> None:
     clock, store = Clock(), filled()
     service = TraceService(store, clock.monotonic)
