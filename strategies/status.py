@@ -19,9 +19,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TextIO
 
-from strategies.monitoring.client import Client, ClientError, GoneError
-from strategies.monitoring.settings import TOKEN_VARIABLE
-from strategies.monitoring.terminal import terminal_lines
+from strategies.monitoring.client import Client, ClientError, ClosedError, GoneError
+from strategies.monitoring.settings import TOKEN_VARIABLE, check_token, token_of
+from strategies.monitoring.terminal import printable, terminal_lines
 from strategies.tracing.job_trace import JobTrace
 
 _SECONDS_BETWEEN_PAGES = 0.5
@@ -51,8 +51,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             print("\n".join(terminal_lines(client.status())))
         else:
             _show(client, sys.stdout)
-    except (ClientError, OSError) as error:
-        print(f"strategies.status: {error}", file=sys.stderr)
+    except (ClientError, OSError, ValueError) as error:
+        print(f"strategies.status: {printable(str(error))}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         # Ctrl-C is how one stops to look.
@@ -69,7 +69,7 @@ def _trace(client: Client, num_steps: int, output: Path) -> int:
     print(f"Waiting for {num_steps} steps of each rank.", file=sys.stderr)
     trace = client.trace(num_steps)
     for rank, reason in sorted(trace.errors.items()):
-        print(f"strategies.status: rank {rank} sent no record: {reason}", file=sys.stderr)
+        print(f"strategies.status: rank {rank} sent no record: {printable(reason)}", file=sys.stderr)
     if not trace.events:
         return 1
     timeline = JobTrace.from_texts(trace.events.values())
@@ -93,15 +93,25 @@ def _show(client: Client, output: TextIO, sleep: Callable[[float], None] = time.
         sleep(_SECONDS_BETWEEN_PAGES)
         try:
             lines = terminal_lines(client.status())
-        except GoneError:
+        except (GoneError, ClosedError):
+            # Through a tunnel, as of ssh, the connection to a job that has ended is made, and closed at once.
             output.write("The job has ended.\n")
             return
 
 
 def _token(flags: argparse.Namespace) -> str:
+    """Returns the token of the command line or the environment.
+
+    Raises:
+        OSError: its file cannot be read.
+        ValueError: it cannot be read or used.
+    """
     if flags.token_file is not None:
-        return Path(flags.token_file).read_text().strip()
-    return flags.token or os.environ.get(TOKEN_VARIABLE, "")
+        token = Path(flags.token_file).read_text().strip()
+    else:
+        token = flags.token.strip() or token_of(os.environ)
+    check_token(token)
+    return token
 
 
 def _parser() -> argparse.ArgumentParser:

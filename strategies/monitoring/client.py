@@ -23,6 +23,10 @@ class GoneError(ClientError):
     """Nobody listens at the address: the job has ended, or is not watched."""
 
 
+class ClosedError(ClientError):
+    """The connection was closed before an answer came, as by a tunnel to a job that has ended."""
+
+
 @dataclass(frozen=True)
 class Trace:
     """The traces of a job's ranks.
@@ -81,6 +85,8 @@ class Client:
             raise GoneError(
                 f"Nobody listens at {self.address}: the job has ended, or it was started without --status-port."
             ) from None
+        except (ConnectionError, http.client.IncompleteRead) as error:
+            raise ClosedError(f"{self.address} has closed the connection without an answer: {error}.") from None
         except (OSError, http.client.HTTPException) as error:
             raise ClientError(f"{self.address} does not answer: {error or type(error).__name__}.") from None
         finally:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, Self, TypeVar
 
 from strategies.control_plane.message import Message
 from strategies.control_plane.stragglers import slow_ranks, slow_ranks_now
 from strategies.monitoring.reports import LAUNCHER, RANK, JobState, LauncherReport, RankProcess, RankReport, from_text
 from strategies.monitoring.store import Posted, ReportStore
 
-#: The version of the JSON; a field may be added without a new one.
+#: The version of the JSON; a field may be added without a new one, and clients ignore those that they do not know.
 VERSION = 1
 #: A rank that has not reported for this time counts as silent: it is stopped, or its machine is too busy.
 SILENT_SECONDS = 3.0
@@ -83,6 +83,27 @@ class JobStatus(Message):
     checkpoint_step: int | None
     checkpoint_age_seconds: float | None
     ranks: tuple[RankStatus, ...]
+
+    @classmethod
+    def from_json(cls, received: Any) -> Self:
+        """Returns the status in a JSON value; fields of newer servers are left out.
+
+        Raises:
+            ValueError: it is no status.
+        """
+        return super().from_json(_known(cls, received))
+
+
+def _known(kind: type, received: Any) -> Any:
+    """Returns a JSON value without the fields that a class does not have, in the job, its ranks and their reports."""
+    if not isinstance(received, dict):
+        return received
+    parts: dict[str, Callable[[Any], Any]] = {
+        "ranks": lambda ranks: [_known(RankStatus, each) for each in ranks] if isinstance(ranks, list) else ranks,
+        "report": lambda report: _known(RankReport, report),
+    }
+    names = [field.name for field in fields(kind) if field.name in received]
+    return {name: parts.get(name, lambda value: value)(received[name]) for name in names}
 
 
 def read_reports(store: ReportStore) -> dict[int, tuple[RankReport, float]]:

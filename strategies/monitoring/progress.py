@@ -76,7 +76,7 @@ class Progress:
         """The finished share of all steps up to the last epoch, from 0 to 1; None if it is not known."""
         if not self.epochs or not self.steps_per_epoch:
             return None
-        return min(1.0, (self._done() or 0) / (self.epochs * self.steps_per_epoch))
+        return min(1.0, max(0, self._done() or 0) / (self.epochs * self.steps_per_epoch))
 
     @property
     def seconds_left(self) -> float | None:

@@ -64,7 +64,13 @@ _OF_RANK = (
 def prometheus_text(job: JobStatus) -> str:
     """Returns the metrics of a job. Ranks have the label "rank", and "host" once they have reported."""
     lines: list[str] = []
-    _add(lines, "up", "gauge", "1 while all ranks are alive.", [({}, float(all(rank.is_alive for rank in job.ranks)))])
+    _add(
+        lines,
+        "up",
+        "gauge",
+        "1 while all ranks are alive.",
+        [({}, float(bool(job.ranks) and all(rank.is_alive for rank in job.ranks)))],
+    )
     for metric in _OF_JOB:
         value = metric.value(job)
         _add(lines, metric.name, metric.kind, metric.help, [] if value is None else [({}, value)])

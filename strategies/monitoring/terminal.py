@@ -30,7 +30,12 @@ def terminal_lines(job: JobStatus) -> list[str]:
     if job.stragglers:
         lines.append(f"SLOW      the others wait for rank {', '.join(map(str, job.stragglers))}")
     rows = [_HEADING, *(_row(rank) for rank in job.ranks)]
-    return [*lines, "", *text_table(rows, left=(1, 2, 8))]
+    return [printable(line) for line in (*lines, "", *text_table(rows, left=(1, 2, 8)))]
+
+
+def printable(text: str) -> str:
+    """Returns a text with escapes for characters that a terminal would obey: paths and reasons can have any."""
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
 
 
 def _job_line(job: JobStatus) -> str:

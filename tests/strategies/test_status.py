@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -223,6 +224,23 @@ class TestPage:
         assert text.startswith("\x1b[2J\x1b[Hjob       starting, 0 ranks\x1b[K\n")
         assert text.endswith("\x1b[JThe job has ended.\n")
         assert text.count("\x1b[2J") == 1
+
+    def test_a_tunnel_to_a_job_that_has_ended(self) -> None:
+        """As of `ssh -L`: it takes the connection, and closes it."""
+        pages = [_job("running")]
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+
+            class Tunneled(Client):
+                def status(self) -> JobStatus:
+                    return pages.pop() if pages else super().status()
+
+            thread = threading.Thread(target=lambda: listener.accept()[0].close())
+            thread.start()
+            output = io.StringIO()
+            client = Tunneled(f"127.0.0.1:{listener.getsockname()[1]}")
+            status._show(client, output, sleep=lambda seconds: None)
+            thread.join(LIMIT_SECONDS)
+        assert output.getvalue().endswith("The job has ended.\n")
 
     def test_a_terminal_gets_the_page(self, monkeypatch: pytest.MonkeyPatch) -> None:
         pages: list[Client] = []

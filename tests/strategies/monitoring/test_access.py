@@ -9,7 +9,7 @@ import pytest
 from strategies.monitoring.access import is_own_page, may_read
 from strategies.monitoring.settings import StatusSettings
 
-OPEN, CLOSED, PUBLIC = StatusSettings(0), StatusSettings(0, token="pässword:1"), StatusSettings(0, "0.0.0.0")
+OPEN, CLOSED, PUBLIC = StatusSettings(0), StatusSettings(0, token="password:1"), StatusSettings(0, "0.0.0.0")
 
 
 def basic(text: str) -> dict[str, str]:
@@ -23,7 +23,7 @@ def test_a_token_as_bearer(headers: dict[str, str]) -> None:
 
 @pytest.mark.parametrize("name", ["", "anybody"])
 def test_a_token_as_password(name: str) -> None:
-    assert may_read(CLOSED, basic(f"{name}:pässword:1"))
+    assert may_read(CLOSED, basic(f"{name}:password:1"))
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,15 @@ def test_it_survives_json() -> None:
     assert job.version == VERSION
 
 
+def test_fields_of_newer_servers_are_left_out() -> None:
+    job = status([RANK])
+    received = json.loads(json.dumps(job.to_json())) | {"new": 1}
+    received["ranks"][0] |= {"new": 2, "report": received["ranks"][0]["report"] | {"new": 3}}
+    assert JobStatus.from_json(received) == job
+    with pytest.raises(ValueError, match="Not a JobStatus"):
+        JobStatus.from_json({"new": 1})
+
+
 @pytest.mark.parametrize(
     ("process", "state", "is_alive"),
     [

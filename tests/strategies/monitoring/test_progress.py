@@ -66,6 +66,12 @@ def test_the_units_of_one_training_are_not_those_of_the_next() -> None:
     assert progress.unit == "rows"
 
 
+def test_nothing_is_finished_before_the_first_epoch() -> None:
+    progress = Progress()
+    progress.begin(epochs=2, steps_per_epoch=10)
+    assert progress.fraction == 0.0
+
+
 class TestStepRate:
     def test_it_needs_two_changes(self) -> None:
         rate = StepRate()

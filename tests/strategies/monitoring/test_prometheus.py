@@ -36,6 +36,10 @@ def test_the_values() -> None:
         assert line in lines
 
 
+def test_a_job_without_ranks_is_not_up() -> None:
+    assert "keras_strategies_up 0" in prometheus_text(job_status({}, [], 1000.0)).splitlines()
+
+
 def test_each_metric_is_described_once_and_before_its_samples() -> None:
     lines = prometheus_text(JOB).splitlines()
     described = [line.split()[2] for line in lines if line.startswith("# TYPE ")]

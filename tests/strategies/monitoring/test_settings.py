@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from strategies.monitoring.settings import StatusSettings, is_loopback
@@ -49,3 +51,19 @@ def test_loopback(host: str) -> None:
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "a", ""])
 def test_what_others_reach(host: str) -> None:
     assert not is_loopback(host)
+
+
+def test_a_token_in_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "token"
+    path.write_text(" secret\n")
+    environment = {"STRATEGIES_STATUS_PORT": "0", "STRATEGIES_STATUS_TOKEN_FILE": str(path)}
+    assert StatusSettings.from_environment(environment) == StatusSettings(0, token="secret")
+    with pytest.raises(ValueError, match="STRATEGIES_STATUS_TOKEN_FILE cannot be read: .*No such file"):
+        StatusSettings.from_environment(environment | {"STRATEGIES_STATUS_TOKEN_FILE": str(tmp_path / "none")})
+
+
+def test_tokens_that_no_client_could_show() -> None:
+    assert StatusSettings(0, token=" secret\n").token == "secret"
+    for token in ("pässword", "a\nb"):
+        with pytest.raises(ValueError, match="printable ASCII"):
+            StatusSettings(0, token=token)

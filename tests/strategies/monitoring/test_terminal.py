@@ -33,6 +33,13 @@ def test_a_job_with_a_slow_rank_and_one_that_was_killed() -> None:
     ]
 
 
+def test_nothing_moves_the_cursor() -> None:
+    saved = replace(RANK, host="a\x07", checkpoint="run/\x1b[2J\n\u202e", checkpoint_step=1, checkpoint_age_seconds=0.0)
+    lines = terminal_lines(job_status({0: (saved, 1000.0)}, [replace(LAUNCHER, reason="\x1b]0;x\x07")], 1000.0))
+    assert all(line.isprintable() for line in lines)
+    assert r"run/\x1b[2J\n\u202e" in "\n".join(lines)
+
+
 def test_a_job_that_has_not_begun() -> None:
     assert terminal_lines(job_status({}, [], 1000.0))[0] == "job       starting, 0 ranks"
 
