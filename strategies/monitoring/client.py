@@ -145,7 +145,7 @@ class Client:
         errors = {rank: answer["error"] for rank, answer in ranks.items() if "error" in answer}
         late = f"it has sent nothing within {limit:g} s"
         errors |= {rank: late for rank in answers["expected"] if rank not in ranks}
-        events = {rank: answer["events"] for rank, answer in ranks.items() if "events" in answer}
+        events = {rank: self.read(f"/trace/{request['id']}/{rank}") for rank in ranks if rank not in errors}
         return Trace(request["start_step"], request["num_steps"], events, errors)
 
     def _json(self, path: str, method: str = "GET") -> Any:

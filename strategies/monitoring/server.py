@@ -25,6 +25,8 @@ _JSON, _HTML, _TEXT = "application/json", "text/html; charset=utf-8", "text/plai
 # A client that sends or reads nothing for so long is dropped.
 _CLIENT_SECONDS = 10.0
 _MOST_CLIENTS = 32
+# A whole request, however slowly it comes, has this time to arrive.
+_REQUEST_SECONDS = 10.0
 # How long `close` waits at most.
 _POLL_SECONDS = 0.1
 _HEADERS = {
@@ -86,6 +88,8 @@ class StatusServer(socketserver.ThreadingMixIn, http.server.HTTPServer):
         self.address = address_of(listener, settings)
         self.url = f"http://{self.address}"
         self.traces = TraceService(store)
+        #: The connections whose requests have not arrived as a whole, with the times at which they were made.
+        self.arriving: dict[Any, float] = {}
         self._clients = threading.BoundedSemaphore(_MOST_CLIENTS)
         self._thread = threading.Thread(
             target=self.serve_forever, args=[_POLL_SECONDS], name="strategies-status", daemon=True
@@ -105,6 +109,7 @@ class StatusServer(socketserver.ThreadingMixIn, http.server.HTTPServer):
     def process_request(self, request: Any, client_address: Any) -> None:
         """Serves a client, unless there are too many: a process that trains must not drown in threads."""
         if self._clients.acquire(blocking=False):
+            self.arriving[request] = time.monotonic()
             super().process_request(request, client_address)
         else:
             self.shutdown_request(request)
@@ -114,7 +119,16 @@ class StatusServer(socketserver.ThreadingMixIn, http.server.HTTPServer):
         try:
             super().process_request_thread(request, client_address)
         finally:
+            self.arriving.pop(request, None)
             self._clients.release()
+
+    def service_actions(self) -> None:
+        """Ends connections whose requests take too long: else a few slow ones, without a token, would hold all places."""
+        too_early = time.monotonic() - _REQUEST_SECONDS
+        for request, began in self.arriving.copy().items():
+            if began < too_early:
+                with contextlib.suppress(OSError):
+                    request.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Prints nothing: a client that leaves early is no error of the job."""
@@ -137,9 +151,15 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         elif path == "/metrics":
             self._send(200, CONTENT_TYPE, prometheus_text(self._status()))
         elif path.startswith("/trace/"):
-            answers = self.server.traces.answers(path.removeprefix("/trace/"))
+            request_id, _, rank = path.removeprefix("/trace/").partition("/")
+            answers = self.server.traces.answers(request_id)
             if answers is None:
                 self._send(404, _TEXT, "There is no such trace, or a later one has replaced it.\n")
+            elif rank:
+                events = answers.events.get(int(rank) if rank.isdecimal() else -1)
+                self._send(
+                    404 if events is None else 200, _TEXT, "This rank has no events.\n" if events is None else events
+                )
             else:
                 self._send(200, _JSON, json.dumps(answers.to_json()))
         else:
@@ -172,6 +192,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def _is_allowed(self) -> bool:
         """Returns True for those who may read; sends the others away, whatever they have asked for."""
+        self.server.arriving.pop(self.connection, None)
         if may_read(self.server.settings, self._headers()):
             return True
         if self.server.settings.token:

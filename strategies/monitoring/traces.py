@@ -71,8 +71,8 @@ class TraceAnswers:
         return [rank for rank in self.expected if rank not in self.events and rank not in self.errors]
 
     def to_json(self) -> dict[str, object]:
-        """Returns the answers as JSON values."""
-        ranks = {str(rank): {"events": text} for rank, text in self.events.items()}
+        """Returns the answers as JSON values, without the events: clients ask again and again until all are there."""
+        ranks: dict[str, dict[str, str]] = {str(rank): {} for rank in self.events}
         ranks |= {str(rank): {"error": text} for rank, text in self.errors.items()}
         complete = not self.missing
         return {**self.request.to_json(), "complete": complete, "expected": list(self.expected), "ranks": ranks}

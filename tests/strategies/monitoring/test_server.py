@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import re
 import socket
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
 
+from strategies.monitoring import server as serving
 from strategies.monitoring import traces
 from strategies.monitoring.client import Client, ClientError, GoneError
 from strategies.monitoring.reports import to_text
@@ -158,6 +161,26 @@ def test_clients_that_say_nothing_do_not_fill_the_process(opened: StatusServer) 
         except ClientError:
             continue
         break
+
+
+def test_a_request_that_comes_slowly_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few of these, each read of which is in time, would otherwise keep all others out."""
+    monkeypatch.setattr(serving, "_REQUEST_SECONDS", 0.2)
+    server = serve(StatusSettings(0), MemoryStore())
+    try:
+        with socket.create_connection(server.socket.getsockname(), timeout=0.02) as connection:
+            deadline = time.monotonic() + 60
+            with contextlib.suppress(ConnectionError):
+                while True:
+                    assert time.monotonic() < deadline
+                    connection.sendall(b"G")
+                    with contextlib.suppress(TimeoutError):
+                        assert connection.recv(1) == b""
+                        break
+        monkeypatch.undo()
+        assert Client(server.address).status().world_size == 0
+    finally:
+        server.close()
 
 
 def test_after_its_end_nobody_listens() -> None:

@@ -58,7 +58,7 @@ def test_a_token_in_a_file(tmp_path: Path) -> None:
     path.write_text(" secret\n")
     environment = {"STRATEGIES_STATUS_PORT": "0", "STRATEGIES_STATUS_TOKEN_FILE": str(path)}
     assert StatusSettings.from_environment(environment) == StatusSettings(0, token="secret")
-    with pytest.raises(ValueError, match="STRATEGIES_STATUS_TOKEN_FILE cannot be read: .*No such file"):
+    with pytest.raises(ValueError, match=r"STRATEGIES_STATUS_TOKEN_FILE cannot be read: .*No such file"):
         StatusSettings.from_environment(environment | {"STRATEGIES_STATUS_TOKEN_FILE": str(tmp_path / "none")})
 
 

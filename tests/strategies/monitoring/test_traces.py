@@ -63,7 +63,7 @@ def test_answers_of_all_ranks() -> None:
         "num_steps": 5,
         "complete": True,
         "expected": [0, 1],
-        "ranks": {"1": {"events": "[1]"}, "0": {"error": "no"}},
+        "ranks": {"1": {}, "0": {"error": "no"}},
     }
     assert service.answers("other") is None
 
