@@ -123,7 +123,7 @@ class StatusServer(socketserver.ThreadingMixIn, http.server.HTTPServer):
             self._clients.release()
 
     def service_actions(self) -> None:
-        """Ends connections whose requests take too long: else a few slow ones, without a token, would hold all places."""
+        """Ends connections whose requests take too long: a few of these, without a token, would hold all places."""
         too_early = time.monotonic() - _REQUEST_SECONDS
         for request, began in self.arriving.copy().items():
             if began < too_early:
