@@ -69,7 +69,8 @@ def awaited(client: Client, condition: Callable[[JobStatus], bool]) -> JobStatus
 def at_step_19(job: JobStatus) -> bool:
     """Returns True if all ranks have finished the steps of the program, and know their speed."""
     reports = [rank.report for rank in job.ranks]
-    return all(report is not None and report.step == 19 and report.steps_per_second for report in reports)
+    ready = [report is not None and report.step == 19 and bool(report.steps_per_second) for report in reports]
+    return bool(ready) and all(ready)
 
 
 def shown(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
