@@ -76,6 +76,11 @@ def test_executions_of_several_steps(answered: Any) -> None:
     assert steps_of(answered({1: (2, 3)}, steps_per_execution=2)["id1"]) == ["steps 2 to 3", "steps 4 to 5"]
 
 
+def test_a_request_within_an_execution_begins_with_the_next(answered: Any) -> None:
+    """Executions begin after 0, 3, 6 and 9 steps."""
+    assert steps_of(answered({2: (4, 1)}, steps_per_execution=3)["id2"]) == ["steps 6 to 8"]
+
+
 def test_the_training_ends_meanwhile(answered: Any) -> None:
     assert steps_of(answered({2: (10, 50)})["id2"]) == ["step 10", "step 11"]
     assert "ended before" in answered({2: (999, 1)})["id2"].error
