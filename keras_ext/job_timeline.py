@@ -75,6 +75,7 @@ class JobTimeline(keras.callbacks.Callback):
         self._epoch = self._before = self._done = 0
         # Refused now, not after the first steps.
         layer_api.recorder_of(self.model)
+        layer_api.at_exit_of_fit(self._drop)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Continues the count of earlier epochs."""
@@ -106,6 +107,12 @@ class JobTimeline(keras.callbacks.Callback):
         """Writes what there is if training ends earlier."""
         if self._recorder is not None:
             self._write()
+
+    def _drop(self) -> None:
+        """Ends a profile that runs when `fit` raises an error: another could not begin in this process."""
+        recorder, self._recorder = self._recorder, None
+        if recorder is not None:
+            recorder.drop()
 
     @property
     def _steps_per_execution(self) -> int:

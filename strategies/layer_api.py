@@ -5,6 +5,7 @@ import keras
 from strategies import _keras_hooks
 from strategies._keras_hooks.agreement import compare_weights
 from strategies._keras_hooks.callbacks import write_scalars
+from strategies._keras_hooks.fit_exits import at_exit_of_fit
 from strategies._keras_hooks.global_state import (
     global_state_kept,
     in_stateless_scope,
@@ -158,6 +159,7 @@ __all__ = [
     "as_mean_over_rows",
     "as_rows",
     "as_weighed",
+    "at_exit_of_fit",
     "clock_offset",
     "compare_weights",
     "compute_from_inputs",

@@ -13,6 +13,7 @@ from typing import Any
 import keras
 
 from strategies import monitoring
+from strategies._keras_hooks.fit_exits import at_exit_of_fit
 from strategies.tracing.recording import StepRecorder, recorder_of
 
 _logger = logging.getLogger(__name__)
@@ -42,6 +43,7 @@ class RequestedTraces(keras.callbacks.Callback):
         """Takes requests from now on."""
         self._total = -1
         self._reporter.on_trace_request = self._note
+        at_exit_of_fit(self._leave)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Notes the epoch, for the record."""
@@ -69,9 +71,18 @@ class RequestedTraces(keras.callbacks.Callback):
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Delivers what there is; requests of steps that will not run are refused."""
-        self._reporter.on_trace_request = None
         if self._recorder is not None:
             self._deliver()
+        self._leave()
+
+    def _leave(self) -> None:
+        """Takes no more requests, and refuses those that are not answered; `fit` may have raised an error."""
+        self._reporter.on_trace_request = None
+        recorder, request = self._recorder, self._request
+        self._recorder = self._request = None
+        if recorder is not None and request is not None:
+            recorder.drop()
+            self._reporter.deliver_error(request.id, "the training failed during the steps of the trace")
         if self._asked is not None:
             asked, self._asked = self._asked, None
             self._reporter.deliver_error(asked.id, "the training ended before the steps of the trace")

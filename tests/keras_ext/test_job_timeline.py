@@ -111,6 +111,23 @@ def test_a_second_profile_is_not_started(tmp_path: Path) -> None:
     assert "Rank 0: only steps were recorded, since TensorFlow's profiler did not start" in str(timeline.trace)
 
 
+def test_an_error_in_fit_ends_the_profile(tmp_path: Path) -> None:
+    """A program may keep the callback, and its error, and go on."""
+
+    def fail(batch: int, logs: Any) -> None:
+        if batch == 3:
+            raise OSError("no disk")
+
+    timeline = JobTimeline(tmp_path / "timeline.json", first_step=2, num_steps=5)
+    failing = keras.callbacks.LambdaCallback(on_train_batch_end=fail)
+    with pytest.raises(OSError, match="no disk") as raised:
+        trained(strategies.MirroredStrategy(DEVICES), [timeline, failing])
+    tf.profiler.experimental.start(str(tmp_path / "other"))
+    tf.profiler.experimental.stop(save=False)
+    assert raised.value.args == ("no disk",)
+    assert timeline.trace is None
+
+
 def test_fit_may_be_called_again(tmp_path: Path) -> None:
     timeline = JobTimeline(tmp_path / "timeline.json", first_step=2, num_steps=1, verbose=0)
     for _ in range(2):

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import strategies
 from strategies import monitoring, status
@@ -41,22 +42,45 @@ class Asking(keras.callbacks.Callback):
 
 
 @pytest.fixture
-def answered(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, traces.TraceAnswer]]:
-    """Trains twelve steps, and returns the answers to requests."""
-    store = MemoryStore()
-    reporter = monitoring.Reporter(0, 1, store)
-    monkeypatch.setattr(this_process, "_reporter", reporter)
-    monkeypatch.setattr(this_process, "_has_begun", True)
+def store() -> MemoryStore:
+    return MemoryStore()
 
-    def run(requests: dict[int, tuple[int, int]], **options: Any) -> dict[str, traces.TraceAnswer]:
+
+@pytest.fixture
+def reporter(monkeypatch: pytest.MonkeyPatch, store: MemoryStore) -> monitoring.Reporter:
+    """The reporter of this process, without its thread."""
+    made = monitoring.Reporter(0, 1, store)
+    monkeypatch.setattr(this_process, "_reporter", made)
+    monkeypatch.setattr(this_process, "_has_begun", True)
+    return made
+
+
+@pytest.fixture
+def answered(reporter: monitoring.Reporter, store: MemoryStore) -> Callable[..., dict[str, traces.TraceAnswer]]:
+    """Trains twelve steps, and returns the answers to requests, also in `found` if the training fails."""
+
+    def run(
+        requests: dict[int, tuple[int, int]],
+        *,
+        callbacks: Sequence[keras.callbacks.Callback] = (),
+        found: dict[str, traces.TraceAnswer] | None = None,
+        **options: Any,
+    ) -> dict[str, traces.TraceAnswer]:
+        found = {} if found is None else found
         ids = [f"id{batch}" for batch in requests]
         with strategies.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
             model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
             model.compile("sgd", "mse", **options)
-        model.fit(X, X[:, :2], batch_size=8, epochs=2, verbose=0, callbacks=[Asking(reporter, requests)])
+        asking = Asking(reporter, requests)
+        try:
+            model.fit(X, X[:, :2], batch_size=8, epochs=2, verbose=0, callbacks=[asking, *callbacks])
+        finally:
+            posted = {each: store.read(traces.answer_key(each)) for each in ids}
+            for each, own in posted.items():
+                if own:
+                    found[each] = traces.TraceAnswer.from_json(from_text(own[0].text))
         assert reporter.on_trace_request is None
-        posted = {each: store.read(traces.answer_key(each)) for each in ids}
-        return {each: traces.TraceAnswer.from_json(from_text(own[0].text)) for each, own in posted.items()}
+        return found
 
     return run
 
@@ -88,6 +112,23 @@ def test_the_training_ends_meanwhile(answered: Any) -> None:
 
 def test_a_request_that_comes_too_late(answered: Any) -> None:
     assert answered({5: (1, 2)})["id5"].error == "this rank was already at step 6"
+
+
+def test_an_error_in_fit_ends_the_record(answered: Any, reporter: monitoring.Reporter, tmp_path: Path) -> None:
+    def fail(batch: int, logs: Any) -> None:
+        if batch == 4:
+            raise OSError("no disk")
+
+    for requests, reason in (({2: (3, 9)}, "failed during the steps"), ({2: (999, 1)}, "ended before the steps")):
+        found: dict[str, traces.TraceAnswer] = {}
+        with pytest.raises(OSError, match="no disk"):
+            answered(requests, found=found, callbacks=[keras.callbacks.LambdaCallback(on_train_batch_end=fail)])
+        assert reporter.on_trace_request is None
+        assert not reporter.progress.is_training
+        assert reason in found["id2"].error
+        # Another profile can begin.
+        tf.profiler.experimental.start(str(tmp_path))
+        tf.profiler.experimental.stop(save=False)
 
 
 def test_what_fails_does_not_reach_the_training(
