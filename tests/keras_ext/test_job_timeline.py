@@ -136,6 +136,23 @@ def test_fit_may_be_called_again(tmp_path: Path) -> None:
         assert names_on(timeline.trace, STEPS) == ["step 2"]
 
 
+def test_a_path_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    begun = list[int]()
+    note = keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, logs: begun.append(epoch))
+    for path in (tmp_path / "file" / "timeline.json", tmp_path):
+        with pytest.raises(ValueError, match=r"cannot write its file.*Received: path="):
+            trained(strategies.MirroredStrategy(DEVICES), [JobTimeline(path), note])
+    assert not begun
+
+
+def test_a_training_that_ends_before(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    trained(tf.distribute.get_strategy(), [JobTimeline(tmp_path / "timeline.json", first_step=8)])
+    [said] = [record.getMessage() for record in caplog.records if record.name == "keras_ext.job_timeline"]
+    assert said.startswith("JobTimeline recorded nothing: the training ended after 8 steps, before first_step=8.")
+    assert not any(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("wrong", [{"first_step": -1}, {"first_step": 1.5}, {"num_steps": 0}, {"num_steps": 101}])
 def test_arguments_out_of_range(wrong: Any) -> None:
     [(name, value)] = wrong.items()
