@@ -13,7 +13,6 @@ import keras
 from strategies import layer_api
 from strategies.tracing.job_trace import JobTrace
 
-_MOST_STEPS = 100
 _logger = logging.getLogger(__name__)
 
 
@@ -60,10 +59,10 @@ class JobTimeline(keras.callbacks.Callback):
         super().__init__()
         if not isinstance(first_step, int) or first_step < 0:
             raise ValueError(f"first_step must be a whole number from 0. Received: first_step={first_step!r}.")
-        if not isinstance(num_steps, int) or not 1 <= num_steps <= _MOST_STEPS:
+        if not isinstance(num_steps, int) or not 1 <= num_steps <= layer_api.MAX_STEPS:
             raise ValueError(
-                f"num_steps must be a whole number from 1 to {_MOST_STEPS}: a profile of many steps does not fit into "
-                f"memory. Received: num_steps={num_steps!r}."
+                f"num_steps must be a whole number from 1 to {layer_api.MAX_STEPS}: a profile of many steps does not "
+                f"fit into memory. Received: num_steps={num_steps!r}."
             )
         self._path = Path(path)
         self._first, self._num_steps, self._verbose = first_step, num_steps, verbose

@@ -27,6 +27,7 @@ from strategies.batches.shares import in_microbatches, split_into
 from strategies.control_plane.preemption import Saver
 from strategies.converting import TensorsByLayer, open_tensors
 from strategies.engine.engine import engine_of
+from strategies.monitoring.traces import MAX_STEPS
 from strategies.op_names.scopes import pass_of_stage
 from strategies.planning import Sharing
 from strategies.replica.axis_mappings import AxisMappings, as_rows
@@ -135,6 +136,7 @@ def gathered_bytes(model: keras.Model) -> dict[str, int]:
 
 
 __all__ = [
+    "MAX_STEPS",
     "PREEMPTED",
     "SYMBOLIC_ROWS",
     "AxisMappings",

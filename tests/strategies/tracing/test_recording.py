@@ -13,9 +13,9 @@ import pytest
 import tensorflow as tf
 
 from strategies.tracing.alignment import aligned
+from strategies.tracing.collective_runs import collective_runs, count_last
 from strategies.tracing.events import COLLECTIVES, INPUT, STEPS, RankRecord, Slice
 from strategies.tracing.job_trace import JobTrace
-from strategies.tracing.meetings import count_last, meetings
 from strategies.tracing.recording import recorder_of
 from tests.processes import Programs, horovodrun, launcher
 from tests.strategies.tracing.checks import check_collectives, names_on, read_valid
@@ -74,7 +74,7 @@ def test_a_slow_rank_came_last(folder: Path) -> None:
     records = trace_of(folder, "hosts").records
     latest = max(each.end for record in records for each in record.slices if each.key)
     trace = JobTrace(tuple(_with_late_collectives(record, latest) for record in records))
-    times, waited, num_counted = count_last(meetings(trace.records))
+    times, waited, num_counted = count_last(collective_runs(trace.records))
     assert num_counted >= 3
     assert times == {1: num_counted}
     # Rank 0 waits for it in each step.
