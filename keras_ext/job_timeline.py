@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import keras
 from strategies import layer_api
 from strategies.tracing.job_trace import JobTrace
 
-_MOST_STEPS = 100
+_logger = logging.getLogger(__name__)
 
 
 class JobTimeline(keras.callbacks.Callback):
@@ -47,7 +49,8 @@ class JobTimeline(keras.callbacks.Callback):
         print(timeline.trace)
 
     Raises:
-        ValueError: an argument out of range; in ``fit``, a strategy of another package with several replicas.
+        ValueError: an argument out of range; in ``fit``, a strategy of another package with several replicas, or a
+            path that rank 0 cannot write, on all ranks.
     """
 
     def __init__(
@@ -56,10 +59,10 @@ class JobTimeline(keras.callbacks.Callback):
         super().__init__()
         if not isinstance(first_step, int) or first_step < 0:
             raise ValueError(f"first_step must be a whole number from 0. Received: first_step={first_step!r}.")
-        if not isinstance(num_steps, int) or not 1 <= num_steps <= _MOST_STEPS:
+        if not isinstance(num_steps, int) or not 1 <= num_steps <= layer_api.MAX_STEPS:
             raise ValueError(
-                f"num_steps must be a whole number from 1 to {_MOST_STEPS}: a profile of many steps does not fit into "
-                f"memory. Received: num_steps={num_steps!r}."
+                f"num_steps must be a whole number from 1 to {layer_api.MAX_STEPS}: a profile of many steps does not "
+                f"fit into memory. Received: num_steps={num_steps!r}."
             )
         self._path = Path(path)
         self._first, self._num_steps, self._verbose = first_step, num_steps, verbose
@@ -75,6 +78,12 @@ class JobTimeline(keras.callbacks.Callback):
         self._epoch = self._before = self._done = 0
         # Refused now, not after the first steps.
         layer_api.recorder_of(self.model)
+        layer_api.at_exit_of_fit(self._drop)
+        error = self._path_error() if layer_api.rank_of(self.model)[0] == 0 else ""
+        # All ranks raise it: one that trained on would wait for rank 0.
+        error = layer_api.texts_of_job(self.model, error)[0]
+        if error:
+            raise ValueError(error)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Continues the count of earlier epochs."""
@@ -103,9 +112,34 @@ class JobTimeline(keras.callbacks.Callback):
                 self._write()
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Writes what there is if training ends earlier."""
+        """Writes what there is if training ends earlier; logs a warning if that is nothing."""
         if self._recorder is not None:
             self._write()
+        elif not self._is_done and layer_api.rank_of(self.model)[0] == 0:
+            _logger.warning(
+                "JobTimeline recorded nothing: the training ended after %d steps, before first_step=%d. Choose a "
+                "smaller first_step.",
+                self._done,
+                self._first,
+            )
+
+    def _path_error(self) -> str:
+        """Returns why the file cannot be written, before steps are recorded for it; empty if it can be."""
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            if self._path.is_dir():
+                raise IsADirectoryError("it is a folder")
+            with tempfile.TemporaryFile(dir=self._path.parent):
+                pass
+        except OSError as error:
+            return f"JobTimeline cannot write its file: {error}. Give the path of a file. Received: path={self._path}."
+        return ""
+
+    def _drop(self) -> None:
+        """Ends a profile that runs when `fit` raises an error: another could not begin in this process."""
+        recorder, self._recorder = self._recorder, None
+        if recorder is not None:
+            recorder.drop()
 
     @property
     def _steps_per_execution(self) -> int:

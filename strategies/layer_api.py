@@ -6,6 +6,7 @@ from strategies import _keras_hooks
 from strategies._keras_hooks.agreement import compare_weights
 from strategies._keras_hooks.callbacks import write_scalars
 from strategies._keras_hooks.finished_steps import finished_steps
+from strategies._keras_hooks.fit_exits import at_exit_of_fit
 from strategies._keras_hooks.global_state import (
     global_state_kept,
     in_stateless_scope,
@@ -27,6 +28,7 @@ from strategies.batches.shares import in_microbatches, split_into
 from strategies.control_plane.preemption import Saver
 from strategies.converting import TensorsByLayer, open_tensors
 from strategies.engine.engine import engine_of
+from strategies.monitoring.traces import MAX_STEPS
 from strategies.op_names.scopes import pass_of_stage
 from strategies.planning import Sharing
 from strategies.replica.axis_mappings import AxisMappings, as_rows
@@ -135,6 +137,7 @@ def gathered_bytes(model: keras.Model) -> dict[str, int]:
 
 
 __all__ = [
+    "MAX_STEPS",
     "PREEMPTED",
     "SYMBOLIC_ROWS",
     "AxisMappings",
@@ -159,6 +162,7 @@ __all__ = [
     "as_mean_over_rows",
     "as_rows",
     "as_weighed",
+    "at_exit_of_fit",
     "begin_save",
     "clock_offset",
     "compare_weights",

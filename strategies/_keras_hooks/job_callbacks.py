@@ -15,6 +15,7 @@ import keras
 
 from strategies._keras_hooks import agreement, watching
 from strategies._keras_hooks.finished_steps import finished_steps
+from strategies._keras_hooks.fit_exits import at_exit_of_fit
 from strategies.control_plane import Member
 from strategies.control_plane.preemption import Preemption
 from strategies.control_plane.stragglers import stragglers
@@ -39,6 +40,7 @@ class FirstCallback(keras.callbacks.Callback):
     def on_train_begin(self, logs: Mapping[str, float] | None = None) -> None:
         """Notes that a training begins, in which all processes stop after the same step."""
         watching.note_begin(self.params or {})
+        at_exit_of_fit(watching.note_end)
         here = member(self.model)
         if here is not None and here.stops is not None:
             here.stops.begin()

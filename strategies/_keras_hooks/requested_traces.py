@@ -1,7 +1,8 @@
 """Records a few steps when somebody who watches the job asks for a trace (``strategies.status --trace``).
 
 Every `fit` of a job that is watched has the callback. The ranks do not wait for each other: the server names a step
-that no rank has reached, and each rank that finds the request in time begins with it.
+that no rank has reached, and each rank that finds the request in time begins with it, or with the first execution after
+it: an execution of several steps that is running cannot be recorded any more.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any
 import keras
 
 from strategies import monitoring
+from strategies._keras_hooks.fit_exits import at_exit_of_fit
 from strategies.tracing.recording import StepRecorder, recorder_of
 
 _logger = logging.getLogger(__name__)
@@ -33,11 +35,15 @@ class RequestedTraces(keras.callbacks.Callback):
         self._asked: monitoring.TraceRequest | None = None
         self._request: monitoring.TraceRequest | None = None
         self._recorder: StepRecorder | None = None
-        self._epoch = self._total = self._first_batch = 0
+        self._epoch = self._first_batch = self._end = 0
+        # The finished steps when the running execution began, and when the one before it did.
+        self._total = self._before = -1
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Takes requests from now on."""
+        self._total = -1
         self._reporter.on_trace_request = self._note
+        at_exit_of_fit(self._leave)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Notes the epoch, for the record."""
@@ -45,30 +51,38 @@ class RequestedTraces(keras.callbacks.Callback):
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Begins to record at the step of a request, and notes that a step begins."""
-        if self._asked is None and self._recorder is None:
-            return
-        self._total, self._first_batch = self._reporter.progress.total_steps, batch
-        if self._recorder is None:
+        self._before, self._total = self._total, self._reporter.progress.total_steps
+        self._first_batch = batch
+        if self._asked is not None:
             self._begin()
         if self._recorder is not None:
             self._recorder.step_began(self._total, self._epoch)
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Notes that a step has ended; delivers the record after the last one."""
-        if self._recorder is None or self._request is None:
+        if self._recorder is None:
             return
         # Keras counts the last execution of an epoch as a whole one.
         last = min(batch + 1, (self.params or {}).get("steps") or batch + 1)
         done = self._total + last - self._first_batch
         self._recorder.step_ended(done - 1)
-        if done >= self._request.start_step + self._request.num_steps:
+        if done >= self._end:
             self._deliver()
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Delivers what there is; requests of steps that will not run are refused."""
-        self._reporter.on_trace_request = None
         if self._recorder is not None:
             self._deliver()
+        self._leave()
+
+    def _leave(self) -> None:
+        """Takes no more requests, and refuses those that are not answered; `fit` may have raised an error."""
+        self._reporter.on_trace_request = None
+        recorder, request = self._recorder, self._request
+        self._recorder = self._request = None
+        if recorder is not None and request is not None:
+            recorder.drop()
+            self._reporter.deliver_error(request.id, "the training failed during the steps of the trace")
         if self._asked is not None:
             asked, self._asked = self._asked, None
             self._reporter.deliver_error(asked.id, "the training ended before the steps of the trace")
@@ -84,7 +98,8 @@ class RequestedTraces(keras.callbacks.Callback):
         if request is None or self._total < request.start_step:
             return
         self._asked = None
-        if self._total >= request.start_step + request.num_steps:
+        if self._before >= request.start_step:
+            # Other ranks may have begun with the execution before this one.
             self._reporter.deliver_error(request.id, f"this rank was already at step {self._total}")
             return
         try:
@@ -93,7 +108,7 @@ class RequestedTraces(keras.callbacks.Callback):
         except Exception as error:
             self._refuse(request, error)
             return
-        self._request, self._recorder = request, recorder
+        self._request, self._recorder, self._end = request, recorder, self._total + request.num_steps
 
     def _deliver(self) -> None:
         recorder, request = self._recorder, self._request

@@ -20,6 +20,7 @@ from strategies._keras_hooks import (
     shapes,
 )
 from strategies._keras_hooks.addresses import TensorFlowTrainer, Trainer
+from strategies._keras_hooks.fit_exits import exits
 from strategies._keras_hooks.outside import check_part, other_strategy_error
 from strategies._keras_hooks.trainer_calls import Step, as_trainer_call
 from strategies._keras_hooks.wrapping import Rest, Result, wrap
@@ -69,7 +70,7 @@ def enter(original: Callable[Rest, Result], model: keras.Model, *args: Rest.args
     compiled_steps.choose_if_never_compiled(model, engine)
     token = _entered.set(model)
     try:
-        with calling(engine.member, name):
+        with calling(engine.member, name), exits():
             _check(model, model.distribute_strategy)
             if engine.agreement is not None:
                 bound = inspect.signature(original).bind(*args, **kwargs)

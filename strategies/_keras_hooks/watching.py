@@ -1,4 +1,4 @@
-"""What Keras' training tells those who watch the job: progress, rows of a batch, saves. Nothing if nobody does."""
+"""Notes progress, rows of a batch and saves of Keras' training for those who watch the job, if anybody does."""
 
 from __future__ import annotations
 

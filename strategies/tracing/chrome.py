@@ -6,14 +6,14 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from strategies.tracing.collective_runs import CollectiveRun
 from strategies.tracing.events import COLLECTIVES, COMPUTING, INPUT, STEPS, RankRecord, Slice
 from strategies.tracing.lanes import in_lanes
-from strategies.tracing.meetings import Meeting
 
 _ORDER = (STEPS, INPUT, COLLECTIVES)
 
 
-def trace_events(records: Sequence[RankRecord], found: Sequence[Meeting]) -> list[dict[str, Any]]:
+def trace_events(records: Sequence[RankRecord], found: Sequence[CollectiveRun]) -> list[dict[str, Any]]:
     """Returns the events: a process for each rank, a thread for each of its tracks, flows along each collective.
 
     Times are microseconds since the first event, to the nanosecond.
@@ -37,7 +37,7 @@ def trace_events(records: Sequence[RankRecord], found: Sequence[Meeting]) -> lis
             for each in own:
                 if each.key:
                     places[each.key, rank] = (thread, each.begin)
-                details = {**each.details, **_of_meeting(by_key.get(each.key), rank)}
+                details = {**each.details, **_of_run(by_key.get(each.key), rank)}
                 events.append(
                     {
                         "name": each.name,
@@ -67,27 +67,27 @@ def _threads(record: RankRecord) -> Iterator[tuple[str, list[Slice]]]:
             yield track if lane == 0 else f"{track} ({lane + 1})", own
 
 
-def _of_meeting(meeting: Meeting | None, rank: int) -> dict[str, str | int | float]:
-    if meeting is None:
+def _of_run(run: CollectiveRun | None, rank: int) -> dict[str, str | int | float]:
+    if run is None:
         return {}
-    last = meeting.ranks[-1]
-    own, latest = meeting.by_rank[rank].begin, meeting.by_rank[last].begin
-    found: dict[str, str | int | float] = {"last to come": "cannot tell" if meeting.last is None else f"rank {last}"}
+    last = run.ranks[-1]
+    own, latest = run.by_rank[rank].begin, run.by_rank[last].begin
+    found: dict[str, str | int | float] = {"last to come": "cannot tell" if run.last is None else f"rank {last}"}
     found["came before the last, ms"] = (latest - own) / 1e6
-    found["computed nothing, ms"] = meeting.by_rank[rank].idle / 1e6
-    if not meeting.is_complete:
-        found["recorded by"] = ", ".join(f"rank {each}" for each in sorted(meeting.by_rank))
+    found["computed nothing, ms"] = run.by_rank[rank].idle / 1e6
+    if not run.is_complete:
+        found["recorded by"] = ", ".join(f"rank {each}" for each in sorted(run.by_rank))
     return found
 
 
 def _flows(
-    found: Sequence[Meeting], places: Mapping[tuple[str, int], tuple[int, int]], zero: int
+    found: Sequence[CollectiveRun], places: Mapping[tuple[str, int], tuple[int, int]], zero: int
 ) -> Iterator[dict[str, Any]]:
     """Yields arrows from the first rank that comes to a collective over the others to the last."""
-    for number, meeting in enumerate(found):
-        ranks = meeting.ranks
+    for number, run in enumerate(found):
+        ranks = run.ranks
         for index, rank in enumerate(ranks):
-            thread, begin = places[meeting.key, rank]
+            thread, begin = places[run.key, rank]
             event = {"name": "collective", "cat": "collective", "id": number, "pid": rank, "tid": thread}
             event |= {"ph": "s" if index == 0 else "f" if rank == ranks[-1] else "t", "ts": (begin - zero) / 1000}
             yield event | ({"bp": "e"} if event["ph"] == "f" else {})

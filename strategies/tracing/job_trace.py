@@ -11,8 +11,8 @@ from pathlib import Path
 from strategies.atomic_file import atomic_file
 from strategies.tracing import chrome, picture, summaries
 from strategies.tracing.alignment import aligned
+from strategies.tracing.collective_runs import collective_runs
 from strategies.tracing.events import RankRecord
-from strategies.tracing.meetings import meetings
 
 
 @dataclass(frozen=True)
@@ -52,12 +52,12 @@ class JobTrace:
             "events left out": sum(record.num_dropped for record in self.records),
             "summary": self.summary().splitlines(),
         }
-        events = chrome.trace_events(self.records, meetings(self.records))
+        events = chrome.trace_events(self.records, collective_runs(self.records))
         return json.dumps({"traceEvents": events, "displayTimeUnit": "ms", "otherData": about}, separators=(",", ":"))
 
     def summary(self) -> str:
         """Returns a few lines: each rank's computing and waiting, and who came last to collectives."""
-        return "\n".join(summaries.lines(self.records, meetings(self.records)))
+        return "\n".join(summaries.lines(self.records, collective_runs(self.records)))
 
     def svg(self, title: str = "One step of all ranks") -> str:
         """Returns an SVG picture of the last step, for a few ranks and a small model; Perfetto shows more.

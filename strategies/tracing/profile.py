@@ -44,6 +44,10 @@ class Profile:
             raise
         self._drop = weakref.finalize(self, _stop, self._folder)
 
+    def drop(self) -> None:
+        """Ends the profile, and writes nothing."""
+        self._drop()
+
     def operations(self) -> list[Operation]:
         """Ends the profile, and returns its operations, by the wall clock (``time.time_ns()``).
 

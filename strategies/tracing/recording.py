@@ -146,6 +146,12 @@ class StepRecorder:
             notes=tuple(self._notes),
         )
 
+    def drop(self) -> None:
+        """Ends recording without a record, as when the training raises an error."""
+        profile, self._profile = self._profile, None
+        if profile is not None:
+            profile.drop()
+
     def _operations(self) -> list[Operation]:
         profile, self._profile = self._profile, None
         try:

@@ -6,11 +6,11 @@ import statistics
 from collections.abc import Sequence
 
 from strategies.text_table import text_table
+from strategies.tracing.collective_runs import CollectiveRun, count_last
 from strategies.tracing.events import STEPS, RankRecord
-from strategies.tracing.meetings import Meeting, count_last
 
 
-def lines(records: Sequence[RankRecord], found: Sequence[Meeting]) -> list[str]:
+def lines(records: Sequence[RankRecord], found: Sequence[CollectiveRun]) -> list[str]:
     """Returns a table of the ranks' times, and sentences about collectives, clocks and what is missing."""
     heading = ("", "steps", "mean step", "computing", "in collectives", "waiting for input", "other", "came last")
     times, waited, num_counted = count_last(found)

@@ -111,12 +111,46 @@ def test_a_second_profile_is_not_started(tmp_path: Path) -> None:
     assert "Rank 0: only steps were recorded, since TensorFlow's profiler did not start" in str(timeline.trace)
 
 
+def test_an_error_in_fit_ends_the_profile(tmp_path: Path) -> None:
+    """A program may keep the callback, and its error, and go on."""
+
+    def fail(batch: int, logs: Any) -> None:
+        if batch == 3:
+            raise OSError("no disk")
+
+    timeline = JobTimeline(tmp_path / "timeline.json", first_step=2, num_steps=5)
+    failing = keras.callbacks.LambdaCallback(on_train_batch_end=fail)
+    with pytest.raises(OSError, match="no disk") as raised:
+        trained(strategies.MirroredStrategy(DEVICES), [timeline, failing])
+    tf.profiler.experimental.start(str(tmp_path / "other"))
+    tf.profiler.experimental.stop(save=False)
+    assert raised.value.args == ("no disk",)
+    assert timeline.trace is None
+
+
 def test_fit_may_be_called_again(tmp_path: Path) -> None:
     timeline = JobTimeline(tmp_path / "timeline.json", first_step=2, num_steps=1, verbose=0)
     for _ in range(2):
         trained(tf.distribute.get_strategy(), [timeline])
         assert timeline.trace is not None
         assert names_on(timeline.trace, STEPS) == ["step 2"]
+
+
+def test_a_path_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    begun = list[int]()
+    note = keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, logs: begun.append(epoch))
+    for path in (tmp_path / "file" / "timeline.json", tmp_path):
+        with pytest.raises(ValueError, match=r"cannot write its file.*Received: path="):
+            trained(strategies.MirroredStrategy(DEVICES), [JobTimeline(path), note])
+    assert not begun
+
+
+def test_a_training_that_ends_before(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    trained(tf.distribute.get_strategy(), [JobTimeline(tmp_path / "timeline.json", first_step=8)])
+    [said] = [record.getMessage() for record in caplog.records if record.name == "keras_ext.job_timeline"]
+    assert said.startswith("JobTimeline recorded nothing: the training ended after 8 steps, before first_step=8.")
+    assert not any(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("wrong", [{"first_step": -1}, {"first_step": 1.5}, {"num_steps": 0}, {"num_steps": 101}])

@@ -1,4 +1,4 @@
-"""What a training in one process tells those who watch it."""
+"""A training in one process notes its progress, rows and saves for those who watch it."""
 
 from __future__ import annotations
 

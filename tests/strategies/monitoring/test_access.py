@@ -1,4 +1,4 @@
-"""Who may read the status, by the headers of a request."""
+"""The headers of a request decide who may read the status."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What holds for every trace: its structure, and the order of events on different ranks."""
+"""Checks of every trace: its structure, and the order of events on different ranks."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+from strategies.tracing.collective_runs import collective_runs
 from strategies.tracing.job_trace import JobTrace
-from strategies.tracing.meetings import meetings
 
 _SYNCHRONIZING = ("all_reduce", "all_gather", "all_to_all", "reduce_scatter")
 
@@ -51,19 +51,19 @@ def _check_flows(events: list[dict[str, Any]], slices: list[dict[str, Any]]) -> 
 
 def check_collectives(trace: JobTrace) -> None:
     """Checks that collectives are on all their ranks, and that none leaves one before all have entered it."""
-    found = meetings(trace.records)
+    found = collective_runs(trace.records)
     keys = {each.key for each in found}
     for record in trace.records:
         for each in record.slices:
             assert each.key in keys or len(each.members) < 2, (record.rank, each)
     assert found
-    for meeting in found:
-        assert meeting.is_complete, meeting.key
-        kinds = {own.name.partition(" ")[0] for own in meeting.by_rank.values()}
-        ends = [own.end for own in meeting.by_rank.values()]
-        begins = [own.begin for own in meeting.by_rank.values()]
+    for run in found:
+        assert run.is_complete, run.key
+        kinds = {own.name.partition(" ")[0] for own in run.by_rank.values()}
+        ends = [own.end for own in run.by_rank.values()]
+        begins = [own.begin for own in run.by_rank.values()]
         if kinds <= set(_SYNCHRONIZING):
-            assert min(ends) >= max(begins) - meeting.clock_error, meeting.key
+            assert min(ends) >= max(begins) - run.clock_error, run.key
 
 
 def names_on(trace: JobTrace, track: str, rank: int = 0) -> list[str]:

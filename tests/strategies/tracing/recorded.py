@@ -15,7 +15,6 @@ import numpy as np
 
 import keras_ext
 import strategies
-from strategies.testing import faults
 from strategies.tracing import recording
 
 ENGINE, FOLDER = sys.argv[1], Path(sys.argv[2])
@@ -39,14 +38,13 @@ def trained(strategy: Any, name: str, *, pipeline: bool, callbacks: list[Any]) -
         (FOLDER / f"{name}.json").write_text(json.dumps(found))
 
 
-def run(name: str, mesh: dict[str, int], *, slow: float = 0.0, first_step: int = 3, **options: Any) -> None:
-    """Trains with and without a record; with a slow rank 1 if `slow` is the seconds by which it is late."""
+def run(name: str, mesh: dict[str, int], *, first_step: int = 3, **options: Any) -> None:
+    """Trains with and without a record."""
     strategy = getattr(strategies, ENGINE)(mesh=mesh, **options)
     timeline = keras_ext.JobTimeline(FOLDER / f"{name}.json", first_step=first_step, num_steps=3)
-    late = [faults.Injector(faults.fail_at(step=0, kind="slow", seconds=slow, rank=1))] if slow else []
     pipeline = "pipe" in mesh
     trained(strategy, f"{name}_plain", pipeline=pipeline, callbacks=[])
-    trained(strategy, f"{name}_recorded", pipeline=pipeline, callbacks=[timeline, *late])
+    trained(strategy, f"{name}_recorded", pipeline=pipeline, callbacks=[timeline])
     if strategy.is_chief:
         assert timeline.trace is not None
         texts = [record.to_text() for record in timeline.trace.records]
@@ -57,4 +55,4 @@ run("pipe", {"pipe": 2})
 run("weights", {"data": 2}, shard="weights")
 # As if each rank had a host, and a clock, of its own.
 setattr(recording, "clock_id", lambda: f"host of rank {strategies.Cluster.from_environment().rank}")  # noqa: B010
-run("slow", {"data": 2}, slow=0.1)
+run("hosts", {"data": 2})

@@ -1,15 +1,15 @@
 """Events for viewers."""
 
 from strategies.tracing.chrome import trace_events
+from strategies.tracing.collective_runs import collective_runs
 from strategies.tracing.events import COMPUTING, Slice
-from strategies.tracing.meetings import meetings
 from tests.strategies.tracing.records import MS, collective, record
 
 
 def test_tracks_and_arrows() -> None:
     first = record(0, collective("a#0", 10, 30), collective("a#1", 20, 30), Slice("stage 0", "0F0", 0, MS))
     second = record(1, collective("a#0", 25, 31), Slice(COMPUTING, "forward", 1500, 2750))
-    events = trace_events([first, second], meetings([first, second]))
+    events = trace_events([first, second], collective_runs([first, second]))
     threads = [(e["pid"], e["args"]["name"]) for e in events if e["name"] == "thread_name"]
     assert threads == [
         *((0, name) for name in ("steps", "stage 0", "collectives", "collectives (2)")),
@@ -34,5 +34,5 @@ def test_tracks_and_arrows() -> None:
 
 def test_a_rank_without_a_record_is_named() -> None:
     records = [record(rank, collective("a#0", rank, 9, members=(0, 1, 2)), world_size=3) for rank in range(2)]
-    events = trace_events(records, meetings(records))
+    events = trace_events(records, collective_runs(records))
     assert {e["args"]["recorded by"] for e in events if e["name"] == "all_reduce"} == {"rank 0, rank 1"}

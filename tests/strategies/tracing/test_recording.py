@@ -13,16 +13,17 @@ import pytest
 import tensorflow as tf
 
 from strategies.tracing.alignment import aligned
-from strategies.tracing.events import COLLECTIVES, INPUT, STEPS, RankRecord
+from strategies.tracing.collective_runs import collective_runs, count_last
+from strategies.tracing.events import COLLECTIVES, INPUT, STEPS, RankRecord, Slice
 from strategies.tracing.job_trace import JobTrace
-from strategies.tracing.meetings import count_last, meetings
 from strategies.tracing.recording import recorder_of
 from tests.processes import Programs, horovodrun, launcher
 from tests.strategies.tracing.checks import check_collectives, names_on, read_valid
 
 LIMIT_SECONDS = 300
 PROGRAM = str(Path(__file__).with_name("recorded.py"))
-NAMES = ("slow", "pipe", "weights")
+NAMES = ("hosts", "pipe", "weights")
+LATE = 10**8
 
 
 @pytest.fixture(scope="module", params=["MultiWorkerMirroredStrategy", "HorovodStrategy"])
@@ -69,12 +70,20 @@ def test_the_file_is_valid(folder: Path, name: str) -> None:
 
 
 def test_a_slow_rank_came_last(folder: Path) -> None:
-    trace = trace_of(folder, "slow")
-    times, waited, num_counted = count_last(meetings(trace.records))
-    assert min(num_counted, times[1]) >= 3
+    """The times of rank 1 are moved, not measured: a busy machine may hold up either rank."""
+    records = trace_of(folder, "hosts").records
+    latest = max(each.end for record in records for each in record.slices if each.key)
+    trace = JobTrace(tuple(_with_late_collectives(record, latest) for record in records))
+    times, waited, num_counted = count_last(collective_runs(trace.records))
+    assert num_counted >= 3
+    assert times == {1: num_counted}
     # Rank 0 waits for it in each step.
-    assert waited[1] >= 3 * 0.05e9
-    assert f"Rank 1 came last to {times[1]} of {num_counted} collectives" in trace.summary()
+    assert waited[1] >= num_counted * LATE
+    assert f"Rank 1 came last to {num_counted} of {num_counted} collectives" in trace.summary()
+
+
+def test_collectives_of_gradients(folder: Path) -> None:
+    trace = trace_of(folder, "hosts")
     own = [each for each in trace.records[0].slices if each.track == COLLECTIVES and "gradients" in each.name]
     assert len(own) == 3
     assert all(each.details["axis"] == "data" and each.members == (0, 1) for each in own)
@@ -98,7 +107,7 @@ def test_weights_in_shards_are_gathered(folder: Path) -> None:
 
 def test_clocks_of_two_hosts(folder: Path) -> None:
     """By barriers, and by what was recorded alone; the true offset is 0, since both are on this host."""
-    trace = trace_of(folder, "slow")
+    trace = trace_of(folder, "hosts")
     first, second = trace.records
     assert second.measured is not None
     assert first.clock != second.clock
@@ -114,6 +123,18 @@ def test_strategies_of_others_are_refused() -> None:
     names = [device.name for device in tf.config.list_logical_devices("CPU")[:2]]
     with pytest.raises(ValueError, match="Received: tensorflow"):
         recorder_of(types.SimpleNamespace(distribute_strategy=tf.distribute.MirroredStrategy(names)))
+
+
+def _with_late_collectives(record: RankRecord, latest: int) -> RankRecord:
+    """Returns a record with exact times in which rank 1 comes to each collective long after rank 0, which waits."""
+
+    def moved(each: Slice) -> Slice:
+        if not each.key:
+            return each
+        begin, end = latest + record.rank * LATE, latest + 2 * LATE
+        return dataclasses.replace(each, begin=begin, end=end, idle=end - begin)
+
+    return dataclasses.replace(record, slices=tuple(map(moved, record.slices)), clock_error=0)
 
 
 def _weights(path: Path) -> list[np.ndarray]:

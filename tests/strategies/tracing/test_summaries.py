@@ -1,13 +1,13 @@
 """The summary of a trace."""
 
 from strategies.tracing import summaries
+from strategies.tracing.collective_runs import collective_runs
 from strategies.tracing.events import RankRecord
-from strategies.tracing.meetings import meetings
 from tests.strategies.tracing.records import MS, collective, record
 
 
 def lines(*records: RankRecord) -> list[str]:
-    return summaries.lines(records, meetings(records))
+    return summaries.lines(records, collective_runs(records))
 
 
 def test_a_slow_rank() -> None:

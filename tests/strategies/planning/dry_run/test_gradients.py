@@ -1,4 +1,4 @@
-"""What replicas exchange: bytes by closed formulas, and the order."""
+"""The exchange of replicas: bytes by closed formulas, and the order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The same collective on all of its ranks: when each came, and who came last. Pure."""
+"""Runs of collectives over all of their ranks tell when each rank came, and who came last. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LEAST_DIFFERENCE = 20_000
 
 
 @dataclass(frozen=True)
-class Meeting:
+class CollectiveRun:
     """One run of a collective.
 
     Attributes:
@@ -53,7 +53,7 @@ class Meeting:
         return max(min(latest - each.begin, each.idle) for each in self.by_rank.values())
 
 
-def meetings(records: Iterable[RankRecord]) -> list[Meeting]:
+def collective_runs(records: Iterable[RankRecord]) -> list[CollectiveRun]:
     """Returns the collectives that at least two ranks have recorded, in the order of their first ranks."""
     by_key: dict[str, dict[int, Slice]] = defaultdict(dict)
     clocks: dict[int, tuple[str, int]] = {}
@@ -67,7 +67,7 @@ def meetings(records: Iterable[RankRecord]) -> list[Meeting]:
         if len(by_rank) > 1:
             members = next(iter(by_rank.values())).members
             error = _error([clocks[rank] for rank in by_rank])
-            found.append(Meeting(key, by_rank, error, set(members) == set(by_rank)))
+            found.append(CollectiveRun(key, by_rank, error, set(members) == set(by_rank)))
     return sorted(found, key=lambda each: min(own.begin for own in each.by_rank.values()))
 
 
@@ -77,7 +77,7 @@ def _error(clocks: Iterable[tuple[str, int]]) -> int:
     return _LEAST_DIFFERENCE + (sum(sorted(by_clock.values())[-2:]) if len(by_clock) > 1 else 0)
 
 
-def count_last(found: Sequence[Meeting]) -> tuple[dict[int, int], dict[int, int], int]:
+def count_last(found: Sequence[CollectiveRun]) -> tuple[dict[int, int], dict[int, int], int]:
     """Returns how often each rank came last, for how long others waited for it, and the number of collectives counted.
 
     Messages between two ranks do not count.
