@@ -88,6 +88,7 @@ def test_what_cannot_be_planned_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_a_plan_leaves_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("keras_ext.planning.probes.ROUNDS", 1)
+    keras.utils.clear_session()
     keras.utils.set_random_seed(1)
     expected = make_model()
     keras.utils.clear_session()
