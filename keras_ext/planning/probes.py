@@ -204,7 +204,7 @@ def _layer_shares(
                 seconds / total,
                 num_bytes,
                 _split_share(own, node),
-                _reduced_bytes(own, node),
+                *_exchanges(own, node),
                 sum(_row_bytes(tensor) for tensor in node.outputs),
                 **_expert_sizes(layer, node, num_bytes),
             )
@@ -242,15 +242,20 @@ def _split_share(choices: Sequence[Choice], node: Node) -> float:
     return sum(size for size, choice in sizes if choice.kind not in (None, "gathered")) / total
 
 
-def _reduced_bytes(choices: Sequence[Choice], node: Node) -> float:
-    """Returns the bytes that shards exchange for a row: sums of outputs forward, of inputs' gradients backward."""
-    reduced = 0.0
+def _exchanges(choices: Sequence[Choice], node: Node) -> tuple[float, int]:
+    """Returns the bytes that shards exchange for a row, and the number of exchanges.
+
+    They are sums of outputs in the forward pass, and of inputs' gradients in the backward pass.
+    """
+    reduced, number = 0.0, 0
     for choice in choices:
         if choice.kind in ("row", "heads", "hidden", "vocab") or (choice.kind == "column" and not choice.pieces):
             reduced += sum(_row_bytes(tensor) for tensor in node.outputs)
+            number += 1
         if choice.kind in ("column", "heads", "hidden"):
             reduced += sum(_row_bytes(tensor) for tensor in node.input_tensors)
-    return reduced
+            number += 1
+    return reduced, number
 
 
 def _row_bytes(tensor: Any) -> float:

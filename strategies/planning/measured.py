@@ -70,6 +70,7 @@ class LayerShare:
         num_bytes: of its trained weights; 0 if an earlier call has counted them.
         split_share: the part of it that the axis "tensor" divides, from 0 to 1.
         reduced_bytes: for each row, the bytes that the shards of the layer exchange, in both passes.
+        num_exchanges: the number of exchanges with these bytes.
         output_bytes: for each row, the bytes of its output.
         expert_bytes: the part of `num_bytes` that the axis "expert" divides.
         routed_bytes: for each row, the bytes that experts receive and return, in both passes.
@@ -81,6 +82,7 @@ class LayerShare:
     num_bytes: float
     split_share: float = 0.0
     reduced_bytes: float = 0.0
+    num_exchanges: int = 1
     output_bytes: float = 0.0
     expert_bytes: float = 0.0
     routed_bytes: float = 0.0
@@ -238,7 +240,7 @@ def measured_seconds(step: MeasuredStep, layout: MeasuredLayout, batch_size: int
     else:
         parts, held = _pipeline_seconds(step, layout, rows)
     parts["rest"] = step.rest.fixed + busy * step.rest.of_row * rows
-    parts["gradients"] = _gradient_seconds(step, layout, held)
+    parts["gradients"] = _gradient_seconds(step, layout, held, parts["layers"])
     divided = layout.num_data if layout.shard else 1
     parts["update"] = busy * step.update * held / step.num_bytes / divided if step.num_bytes else 0.0
     return parts
@@ -258,7 +260,7 @@ def _tensor_seconds(step: MeasuredStep, layers: Sequence[LayerShare], layout: Me
     if layout.num_tensor == 1:
         return 0.0
     exchanging = [layer for layer in layers if layer.reduced_bytes]
-    return sum(step.link("tensor").of(layer.reduced_bytes * rows, 2) for layer in exchanging)
+    return sum(step.link("tensor").of(layer.reduced_bytes * rows, layer.num_exchanges) for layer in exchanging)
 
 
 def _expert_seconds(step: MeasuredStep, layers: Sequence[LayerShare], layout: MeasuredLayout, rows: float) -> float:
@@ -278,8 +280,11 @@ def _bytes_of(layers: Sequence[LayerShare], layout: MeasuredLayout) -> float:
     return found
 
 
-def _gradient_seconds(step: MeasuredStep, layout: MeasuredLayout, held: float) -> float:
-    """Returns the seconds of the exchanges between replicas.
+def _gradient_seconds(step: MeasuredStep, layout: MeasuredLayout, held: float, layers_seconds: float) -> float:
+    """Returns the seconds of the exchanges between replicas, apart from what overlaps with the backward pass.
+
+    Exchanges between processes overlap, if there is one stage. Devices of one process exchange by additions, which take
+    the cores that compute.
 
     The rate of a link is that of a whole all-reduce, so each half of it, a reduce-scatter or an all-gather, takes half.
     """
@@ -287,7 +292,9 @@ def _gradient_seconds(step: MeasuredStep, layout: MeasuredLayout, held: float) -
         return 0.0
     # Reduce-scatter and all-gather; sharded weights are gathered for both passes.
     halves = 3 if layout.shard == "weights" else 2
-    return step.link("data").of(held, 1) * halves / 2
+    seconds = step.link("data").of(held, 1) * halves / 2
+    overlaps = "data" in (step.links or {}) and layout.num_stages == 1
+    return max(0.0, seconds - 2 / 3 * layers_seconds) if overlaps else seconds
 
 
 def stage_starts(step: MeasuredStep, num_stages: int) -> tuple[int, ...]:
@@ -321,7 +328,7 @@ def _pipeline_seconds(step: MeasuredStep, layout: MeasuredLayout, rows: float) -
     def seconds(action: Action) -> float:
         part = _PARTS_OF_PASSES[action.kind]
         found = step.seconds_of_pass + part * (whole * shares[action.stage] + exchanges[action.stage])
-        if action.kind in (Kind.BACKWARD, Kind.BACKWARD_WEIGHT):
+        if action.kind in (Kind.BACKWARD, Kind.BACKWARD_WEIGHT) and action.microbatch > 0:
             # The gradients of a micro-batch are added to those before it.
             found += held[action.stage] / step.add_bytes_per_second
         return found
