@@ -285,7 +285,4 @@ def _check_links(links: Mapping[str, Any]) -> None:
 
 def _with_links(step: MeasuredStep, links: Mapping[str, Mapping[str, Any]] | None) -> MeasuredStep:
     made = {axis: Link.from_rates(rates) for axis, rates in (links or {}).items()}
-    if made:
-        # Devices of other processes have other cores.
-        step = dataclasses.replace(step, slowdowns=())
     return dataclasses.replace(step, links={**(step.links or {}), **made})
