@@ -133,7 +133,7 @@ def _sizes_at(
     for each in sorted(own, key=lambda variable: order[id(variable.value)]):
         is_trainable = made[order[id(each.value)]].variable.trainable
         may_shard = is_shardable(each.dtype, len(each.shape), is_trainable=is_trainable)
-        weights.append(Weight(_bytes_of(each), each.dtype, id(each) in trained, may_shard))
+        weights.append(Weight(variable_bytes(each), each.dtype, id(each) in trained, may_shard))
     # An optimizer for the variables of this device only: its slots are where they are.
     optimizer = OptimizerCopies(Counterparts(source, source)).copied(source.optimizer)
     optimizer.build([each for each in own if id(each) in trained])
@@ -141,11 +141,12 @@ def _sizes_at(
     sharded = [each for each in slots if each.shape.num_elements() > 1]
     return ModelSizes(
         tuple(weights),
-        sum(map(_bytes_of, sharded)),
-        sum(map(_bytes_of, slots)) - sum(map(_bytes_of, sharded)),
+        sum(map(variable_bytes, sharded)),
+        sum(map(variable_bytes, slots)) - sum(map(variable_bytes, sharded)),
         layer_api.some_need_whole(optimizer),
     )
 
 
-def _bytes_of(variable: Any) -> int:
+def variable_bytes(variable: Any) -> int:
+    """Returns the bytes of a variable, with or without values."""
     return int(variable.shape.num_elements() * variable.value.dtype.size)

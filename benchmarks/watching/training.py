@@ -15,7 +15,7 @@ _FEATURES, _ROWS = 256, 64
 
 
 class _Steps(keras.callbacks.Callback):
-    """Reports the mean time of so many steps, again and again."""
+    """Reports the mean time of a number of steps, repeatedly."""
 
     def __init__(self, num_steps: int, report: Report) -> None:
         super().__init__()

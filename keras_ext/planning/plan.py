@@ -236,7 +236,7 @@ def training_plan(
     _check_links(links)
     with layer_api.global_state_kept():
         planned = PlannedBytes(make_model, batch_size, given)
-        # What memory_plan refuses is refused before anything is measured.
+        # A model that memory_plan refuses is refused before anything is measured.
         planned.bytes_of(MeasuredLayout())
         step = measure_step(make_model(), batch_size, num_devices, given)
         planned.step = step

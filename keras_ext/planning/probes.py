@@ -17,6 +17,7 @@ from keras_ext.pipeline.graph_nodes import Node, nodes_of
 from keras_ext.pipeline.layer_costs import OPEN_SIZES, TimedStage, costs_of, sample_of
 from keras_ext.pipeline.model_graph import graph_of
 from keras_ext.pipeline.stage import Stage
+from keras_ext.planned_model import variable_bytes
 from keras_ext.tensor.plan import Choice, parameters
 from keras_ext.tensor.planner import make_plan
 from strategies import layer_api
@@ -197,7 +198,7 @@ def _layer_shares(
         num_bytes = 0.0
         if id(layer) not in counted and isinstance(layer, keras.Layer):
             counted.add(id(layer))
-            num_bytes = float(sum(_bytes_of(variable) for variable in layer.trainable_variables))
+            num_bytes = float(sum(variable_bytes(variable) for variable in layer.trainable_variables))
         found.append(
             LayerShare(
                 node.name,
@@ -216,7 +217,7 @@ def _expert_sizes(layer: Any, node: Node, num_bytes: float) -> dict[str, Any]:
     """Returns the sizes of a mixture's experts; nothing for other layers."""
     if not isinstance(layer, MixtureOfExperts):
         return {}
-    experts = sum(_bytes_of(each) for each in layer.trainable_variables if each.shape[:1] == (layer.num_experts,))
+    experts = sum(variable_bytes(each) for each in layer.trainable_variables if each.shape[:1] == (layer.num_experts,))
     # Tokens go to their experts and come back, in both passes.
     routed = 4 * layer.top_k * sum(_row_bytes(tensor) for tensor in node.outputs)
     return {
@@ -263,10 +264,6 @@ def _row_bytes(tensor: Any) -> float:
     for dim in tensor.shape[1:]:
         size *= OPEN_SIZES[0] if dim is None else dim
     return float(size * _size_of(tensor.dtype))
-
-
-def _bytes_of(variable: Any) -> int:
-    return int(np.prod(variable.shape)) * _size_of(variable.dtype)
 
 
 def _size_of(dtype: Any) -> int:

@@ -50,7 +50,7 @@ class Team(Protocol):
 
 
 class Relay(Protocol):
-    """The status of the job on this node, of which the launchers share a part."""
+    """The status of the job on this node; the launchers share a part of it."""
 
     def outgoing(self) -> Sequence[Shared]:
         """Returns what the others do not have yet."""

@@ -16,7 +16,7 @@ _CHARACTERS_PER_PART = 1 << 17
 
 
 class Sharing:
-    """What one launcher shares with the others in one round.
+    """The texts that one launcher shares with the others in one round.
 
     Args:
         store: the folder of this node.

@@ -215,7 +215,7 @@ def _stragglers(ranks: Iterable[RankStatus]) -> tuple[int, ...]:
     found = set()
     short = [share for share, _ in shares if share is not None]
     longer = [share for _, share in shares if share is not None]
-    # Where a sample is read once a second, the last moments have one or two.
+    # A sample that is read once a second exists once or twice in the last moments.
     if len(short) == len(alive) and all(rank.report.waiting_is_current for rank in alive if rank.report):
         # A rank that does not report runs no collective that the others see.
         heard = [0.0 if _is_silent(rank) else share for rank, share in zip(alive, short, strict=True)]
@@ -230,7 +230,7 @@ def _is_silent(rank: RankStatus) -> bool:
 
 
 def _furthest(ranks: Iterable[RankStatus]) -> RankReport:
-    """Returns the report of rank 0, or the first one that is there: all ranks make the same steps."""
+    """Returns the report of rank 0, or the first one that exists: all ranks make the same steps."""
     reports = [rank.report for rank in ranks if rank.report is not None]
     return next(iter(reports), RankReport(0, 0, "", 0))
 

@@ -27,7 +27,7 @@ _CLIENT_SECONDS = 10.0
 _MOST_CLIENTS = 32
 # A whole request, however slowly it comes, has this time to arrive.
 _REQUEST_SECONDS = 10.0
-# How long `close` waits at most.
+# The longest wait of `close`.
 _POLL_SECONDS = 0.1
 _HEADERS = {
     "Cache-Control": "no-store",

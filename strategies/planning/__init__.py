@@ -22,16 +22,9 @@ from strategies.planning.held_bytes import (
     units_of,
 )
 from strategies.planning.layout import Layout
-from strategies.planning.measured import (
-    LayerShare,
-    Linear,
-    Link,
-    MeasuredLayout,
-    MeasuredStep,
-    measured_seconds,
-    stage_starts,
-)
+from strategies.planning.measured import measured_seconds, stage_starts
 from strategies.planning.measured_search import MeasuredCandidate, MeasuredSearch, measured_search
+from strategies.planning.measured_step import LayerShare, Linear, Link, MeasuredLayout, MeasuredStep
 from strategies.planning.resnet import ResNet, resnet_search
 from strategies.planning.search import Candidate, Search, search
 from strategies.planning.step_bytes import StepBytes, step_bytes

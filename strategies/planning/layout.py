@@ -108,7 +108,7 @@ class Layout(MeshSizes):
         return 2 if self.schedule in ("zb_v", "v_half") else self.num_chunks
 
     def is_in_host(self, num_neighbours: int) -> bool:
-        """Returns True if every group of so many neighbouring devices is inside a host."""
+        """Returns True if every group of n neighbouring devices is inside a host."""
         return num_neighbours <= self.host_size and (
             self.num_devices <= self.host_size or self.host_size % num_neighbours == 0
         )

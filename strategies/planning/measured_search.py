@@ -8,8 +8,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from strategies.planning.measured import MeasuredLayout, MeasuredStep, measured_seconds
-from strategies.planning.search import RESOLUTION, SHARDS, TOO_LARGE, USABLE
+from strategies.planning.measured import measured_seconds
+from strategies.planning.measured_step import MeasuredLayout, MeasuredStep
+from strategies.planning.search import SHARDS, TOO_LARGE, USABLE, divisors, in_order
 
 # Micro-batches for each stage: more of them wait less, and compute fewer rows at a time.
 _ROUNDS = (1, 2, 4)
@@ -89,7 +90,7 @@ def measured_search(
         by_mesh.setdefault(tuple(layout.mesh.values()), []).append(MeasuredCandidate(layout, parts, None))
     found = []
     for candidates in by_mesh.values():
-        for candidate in _in_order(candidates):
+        for candidate in in_order(candidates):
             num_bytes = bytes_of(candidate.layout)
             if num_bytes is None and math.isfinite(device_bytes):
                 refused["divides experts, whose memory is not counted"] += 1
@@ -99,19 +100,11 @@ def measured_search(
                 continue
             found.append(MeasuredCandidate(candidate.layout, candidate.parts, num_bytes))
             break
-    return MeasuredSearch(tuple(_in_order(found)[:num_best]), dict(refused))
-
-
-def _in_order(candidates: Sequence[MeasuredCandidate]) -> list[MeasuredCandidate]:
-    """Returns candidates, the fastest first; simpler ones first among those that are about as fast."""
-    fastest = min((candidate.seconds for candidate in candidates), default=0.0)
-    limit = (1 + RESOLUTION) * fastest
-    return sorted(candidates, key=lambda each: (each.num_ways if each.seconds <= limit else math.inf, each.seconds))
+    return MeasuredSearch(tuple(in_order(found)[:num_best]), dict(refused))
 
 
 def _layouts(step: MeasuredStep, batch_size: int, num_devices: int, refused: Counter[str]) -> Iterator[MeasuredLayout]:
-    sizes = [size for size in range(1, num_devices + 1) if num_devices % size == 0]
-    for p, t in itertools.product(sizes, repeat=2):
+    for p, t in itertools.product(divisors(num_devices), repeat=2):
         if num_devices % (p * t):
             continue
         replicas = num_devices // (p * t)
@@ -133,8 +126,7 @@ def _layouts(step: MeasuredStep, batch_size: int, num_devices: int, refused: Cou
 def _expert_sizes(step: MeasuredStep, replicas: int) -> list[int]:
     """Returns the sizes of the axis "expert", which divide the replicas and the experts of all mixtures."""
     numbers = [layer.num_experts for layer in step.layers if layer.num_experts]
-    common = math.gcd(replicas, *numbers) if numbers else 1
-    return [size for size in range(1, common + 1) if common % size == 0]
+    return divisors(math.gcd(replicas, *numbers)) if numbers else [1]
 
 
 def _pipelines(num_stages: int, rows: int) -> list[tuple[str, int]]:

@@ -7,6 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol, TypeVar
 
 from strategies.planning.hardware import Gpu
 from strategies.planning.layout import Layout, ScheduleName, Shard
@@ -42,6 +43,19 @@ class Candidate:
     layout: Layout
     time: StepTime
     memory: StepBytes
+
+    @property
+    def seconds(self) -> float:
+        """The seconds of a step."""
+        return self.time.total
+
+    @property
+    def num_ways(self) -> int:
+        """The number of ways in which the layout is not plain data parallelism."""
+        layout = self.layout
+        ways = (layout.num_stages > 1, layout.num_tensor > 1, layout.num_expert > 1, layout.shard is not None)
+        more = (layout.recompute is not None, layout.offload, layout.schedule != "1f1b")
+        return sum((*ways, *more))
 
 
 @dataclass(frozen=True)
@@ -109,40 +123,43 @@ def search(
     return Search(tuple(best[:num_best]), dict(refused), usable)
 
 
-def in_order(candidates: Iterable[Candidate]) -> list[Candidate]:
+class Ranked(Protocol):
+    """A layout with what decides its place among others."""
+
+    @property
+    def seconds(self) -> float:
+        """The seconds of a step."""
+
+    @property
+    def num_ways(self) -> int:
+        """The number of ways in which the layout is not plain data parallelism."""
+
+
+_Ranked = TypeVar("_Ranked", bound=Ranked)
+
+
+def in_order(candidates: Iterable[_Ranked]) -> list[_Ranked]:
     """Returns candidates, the fastest first, but simpler ones first among those within 1 % of the fastest."""
-    best = sorted(candidates, key=_seconds)
+    best = sorted(candidates, key=lambda each: each.seconds)
     if best:
         # A simpler layout is worth more than a difference that the formulas do not resolve.
-        limit = (1 + RESOLUTION) * _seconds(best[0])
-        best.sort(key=lambda each: (_num_parts(each) if _seconds(each) <= limit else math.inf, _seconds(each)))
+        limit = (1 + RESOLUTION) * best[0].seconds
+        best.sort(key=lambda each: (each.num_ways if each.seconds <= limit else math.inf, each.seconds))
     return best
 
 
 def _is_better(one: Candidate, other: Candidate) -> bool:
     """Returns True if one of two layouts of a mesh is faster, or about as fast and simpler."""
-    if _num_parts(one) < _num_parts(other):
-        return _seconds(one) <= (1 + RESOLUTION) * _seconds(other)
-    faster_by = 1.0 if _num_parts(one) == _num_parts(other) else 1 + RESOLUTION
-    return _seconds(one) * faster_by < _seconds(other)
-
-
-def _seconds(candidate: Candidate) -> float:
-    return candidate.time.total
-
-
-def _num_parts(candidate: Candidate) -> int:
-    """Returns the number of ways in which a layout is not plain data parallelism."""
-    layout = candidate.layout
-    ways = (layout.num_stages > 1, layout.num_tensor > 1, layout.num_expert > 1, layout.shard is not None)
-    more = (layout.recompute is not None, layout.offload, layout.schedule != "1f1b")
-    return sum((*ways, *more))
+    if one.num_ways < other.num_ways:
+        return one.seconds <= (1 + RESOLUTION) * other.seconds
+    faster_by = 1.0 if one.num_ways == other.num_ways else 1 + RESOLUTION
+    return one.seconds * faster_by < other.seconds
 
 
 def _layouts(
     model: Transformer, batch_size: int, num_devices: int, host_size: int, refused: Counter[str]
 ) -> Iterator[Layout]:
-    for t, p in itertools.product(_divisors(num_devices), repeat=2):
+    for t, p in itertools.product(divisors(num_devices), repeat=2):
         if num_devices % (t * p):
             continue
         replicas = num_devices // (t * p)
@@ -193,7 +210,7 @@ def _expert_sizes(model: Transformer, replicas: int) -> list[int]:
     """Returns the sizes of the axis "expert", which divide the replicas and the experts."""
     if model.experts is None:
         return [1]
-    return _divisors(math.gcd(replicas, model.experts.num))
+    return divisors(math.gcd(replicas, model.experts.num))
 
 
 def _schedules(model: Transformer, num_stages: int) -> list[tuple[ScheduleName, int]]:
@@ -205,7 +222,8 @@ def _schedules(model: Transformer, num_stages: int) -> list[tuple[ScheduleName, 
     return found
 
 
-def _divisors(number: int) -> list[int]:
+def divisors(number: int) -> list[int]:
+    """Returns the numbers that divide a number, in ascending order."""
     return [each for each in range(1, number + 1) if number % each == 0]
 
 

@@ -37,7 +37,7 @@ class CollectiveRun:
 
     @property
     def is_one_way(self) -> bool:
-        """True for a message between two ranks, of which only one waits for the other."""
+        """True for a message between two ranks: only the receiver waits for the other."""
         return any(each.name.partition(" ")[0] in _ONE_WAY for each in self.by_rank.values())
 
     @property

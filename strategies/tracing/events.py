@@ -173,7 +173,7 @@ def _slice(
 
 
 def limited(slices: Sequence[Slice], at_most: int) -> tuple[tuple[Slice, ...], int]:
-    """Returns at most so many slices, in the order in which they began, and the number of those left out.
+    """Returns at most n slices, in the order in which they began, and the number of those left out.
 
     The shortest times of computing are left out first, since there are most of them.
     """

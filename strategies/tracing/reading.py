@@ -67,7 +67,7 @@ class Collective:
 def collectives(
     operations: Iterable[Operation], known: Mapping[tuple[int, int], Collective]
 ) -> tuple[list[Slice], int]:
-    """Returns the runs of collectives between processes, and the number of those of which the end is not recorded.
+    """Returns the runs of collectives between processes, and the number of those without a recorded end.
 
     A collective begins when its input is ready, and ends when its result is.
 
@@ -86,7 +86,7 @@ def collectives(
     runs, num_open = [], 0
     for number, begins in starts.items():
         begins.sort()
-        # What ended before the first start had begun before the profile.
+        # A run that ended before the first start had begun before the profile.
         left = sorted(end for end in ends[number] if end >= begins[0])
         num_open += len(begins) - len(left)
         runs += [known[number].run(i, begin, end) for i, (begin, end) in enumerate(zip(begins, left, strict=False))]
@@ -183,7 +183,7 @@ def _without_early(run: list[_Part]) -> list[_Part]:
 
 
 def _apart(slices: Iterable[Slice]) -> list[Slice]:
-    """Returns slices of which none of one track overlap: each ends at the latest when the next begins."""
+    """Returns slices without overlaps in a track: each ends at the latest when the next begins."""
     by_track: dict[str, list[Slice]] = defaultdict(list)
     for each in sorted(slices, key=lambda each: (each.begin, each.end)):
         by_track[each.track].append(each)

@@ -39,7 +39,7 @@ class Deadlock:
     Attributes:
         waits: by rank.
         ended: ranks that have ended their programs.
-        cycle: ranks of which each waits for the next, and the last for the first; or a chain to a rank that has ended,
+        cycle: ranks that each wait for the next, and the last for the first; or a chain to a rank that has ended,
             or that waits in another operation of the same group.
     """
 
@@ -111,7 +111,7 @@ def deadlock_of(execution: Execution, programs: Sequence[Program], placement: Pl
 
 
 def _cycle(waits: Mapping[int, Wait]) -> tuple[int, ...]:
-    """Returns ranks of which each waits for the next: a cycle, or a chain that ends at a rank that does not wait."""
+    """Returns ranks that each wait for the next: a cycle, or a chain that ends at a rank that does not wait."""
     path: list[int] = []
     rank = min(waits)
     while rank in waits and rank not in path:

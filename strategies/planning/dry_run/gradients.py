@@ -28,7 +28,7 @@ ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER = (
     OperationKind.ALL_GATHER,
     OperationKind.REDUCE_SCATTER,
 )
-# Of large units, so many are gathered at a time.
+# The number of large units that are gathered at a time.
 _NUM_KEPT = 2
 
 

@@ -163,7 +163,7 @@ def test_a_running_job_of_two_ranks(tmp_path: Path, capsys: pytest.CaptureFixtur
     trace = read_valid(path, num_ranks=2)
     assert len([event for event in trace["traceEvents"] if event.get("cat") == "steps"]) == 6
     found = capsys.readouterr()
-    # Who came last is the machine's affair.
+    # The rank that came last depends on the machine.
     assert "3 collectives" in found.out
     assert f"Wrote {path}" in found.out
 

@@ -61,7 +61,7 @@ def test_loopback_needs_no_token(host: str) -> None:
     "host", [None, "", "evil.example", "evil.example:8642", "127.0.0.1.evil.example:1", "10.0.0.1"]
 )
 def test_another_name_for_loopback_is_refused(host: str | None) -> None:
-    """A page of another site can have a name of its own resolve to 127.0.0.1, and then reads what is there."""
+    """A page of another site could let its own name resolve to 127.0.0.1, and read the status."""
     assert not may_read(OPEN, {} if host is None else {"Host": host})
 
 

@@ -40,7 +40,7 @@ def test_replicas_exchange_gradients_and_share_the_update() -> None:
     assert measured_seconds(STEP, MeasuredLayout(2, shard="optimizer"), 64)["update"] == pytest.approx(0.004)
     assert measured_seconds(STEP, MeasuredLayout(2, shard="weights"), 64)["gradients"] == pytest.approx(6e6 / 1e9)
     linked = dataclasses.replace(STEP, links={"data": Link(0.001, 1e8)})
-    # What the backward pass hides is not counted.
+    # The part that overlaps with the backward pass is not counted.
     assert measured_seconds(linked, MeasuredLayout(2), 64)["gradients"] == pytest.approx(0.001 + 0.04 - 0.024)
 
 
