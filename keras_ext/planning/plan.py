@@ -136,13 +136,13 @@ class TrainingPlan:
             )
         _check_links(links or {})
         layout = MeasuredLayout(
-            mesh.get("data", 1),
-            mesh.get("pipe", 1),
-            mesh.get("tensor", 1),
+            sizes["data"],
+            sizes["pipe"],
+            sizes["tensor"],
             num_microbatches,
             schedule,
             shard,
-            num_expert=mesh.get("expert", 1),
+            num_expert=sizes["expert"],
         )
         return sum(measured_seconds(_with_links(self.step, links), layout, self.batch_size).values())
 

@@ -85,10 +85,6 @@ class LastCallback(keras.callbacks.Callback):
                 here.barrier("end after a checkpoint")
                 raise
 
-    def on_train_end(self, logs: Mapping[str, float] | None = None) -> None:
-        """Notes that the training has ended."""
-        watching.note_end()
-
     def on_epoch_end(self, epoch: int, logs: Mapping[str, float] | None = None) -> None:
         """Stops, or ends, all processes if one of them stops or was asked to end."""
         model, engine = self.model, engine_of(self.model.distribute_strategy)
