@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from strategies.doctoring.rates import by_sizes, median_seconds, sum_seconds
+from strategies.doctoring.rates import Timing, by_sizes, measured, sum_timing
 
 
 def make_devices(axes: Mapping[str, int], num_processes: int) -> None:
@@ -44,20 +44,20 @@ def measure_axes(groups: Any, max_mb: float) -> dict[str, Any]:
         axis: {
             "by": "all-reduce",
             "processes": group.num_processes,
-            **by_sizes(functools.partial(sum_seconds, group, tf.float32), max_mb),
+            **by_sizes(functools.partial(sum_timing, group, tf.float32), max_mb),
         }
         for axis, group in sums.items()
         if group is not None
     }
     stages, collectives = groups.model.get("pipe"), groups.collectives
     if stages is not None and collectives is not None:
-        seconds = functools.partial(_hop_seconds, collectives, stages.rank, stages.num_processes)
-        found["pipe"] = {"by": "send/recv", "processes": stages.num_processes, **by_sizes(seconds, max_mb)}
+        timed = functools.partial(_hop_timing, collectives, stages.rank, stages.num_processes)
+        found["pipe"] = {"by": "send/recv", "processes": stages.num_processes, **by_sizes(timed, max_mb)}
     return found or {"crossing processes": "none"}
 
 
-def _hop_seconds(collectives: Any, position: int, num_stages: int, num_values: int, repetitions: int) -> float:
-    """Returns the median one-way time of a tensor that every stage sends to the next one and gets back."""
+def _hop_timing(collectives: Any, position: int, num_stages: int, num_values: int, repetitions: int) -> Timing:
+    """Returns the one-way time of a tensor that every stage sends to the next one and gets back."""
     forward = [(stage, stage + 1) for stage in range(num_stages - 1)]
     backward = [(target, source) for source, target in forward]
 
@@ -67,9 +67,9 @@ def _hop_seconds(collectives: Any, position: int, num_stages: int, num_values: i
         return value
 
     sent = float(position + 1)
-    received, seconds = median_seconds(exchange, tf.fill([num_values], sent), repetitions)
+    received, timing = measured(exchange, tf.fill([num_values], sent), repetitions)
     # The last stage sends to no stage, and gets zeros back.
     expected = sent if position + 1 < num_stages else 0.0
     if received != expected:
         raise ValueError(f"stage {position} has sent {expected:g} along 'pipe' and received {received:g} back")
-    return seconds / 2
+    return Timing(timing.seconds / 2, timing.processor_seconds / 2)

@@ -40,10 +40,12 @@ def measured_seconds(step: MeasuredStep, layout: MeasuredLayout, batch_size: int
         parts["experts"] = _expert_seconds(step, step.layers, layout, rows)
     else:
         parts, held = _pipeline_seconds(step, layout, rows)
-    parts["rest"] = step.rest.fixed + busy * step.rest.of_row * rows
     parts["gradients"] = _gradient_seconds(step, layout, held, parts["layers"])
     divided = layout.num_data if layout.shard else 1
     parts["update"] = busy * step.update * held / step.num_bytes / divided if step.num_bytes else 0.0
+    # One device of each replica computes its loss. No more of an update overlaps than there is.
+    of_rows = step.slowdown(layout.num_replicas) * step.rest.of_row * rows
+    parts["rest"] = max(step.rest.fixed, -parts["update"]) + of_rows
     return parts
 
 
@@ -90,8 +92,8 @@ def _bytes_of(layers: Sequence[LayerShare], layout: MeasuredLayout) -> float:
 def _gradient_seconds(step: MeasuredStep, layout: MeasuredLayout, held: float, layers_seconds: float) -> float:
     """Returns the seconds of the exchanges between replicas, apart from what overlaps with the backward pass.
 
-    Exchanges between processes overlap, if there is one stage. Devices of one process exchange by additions, which take
-    the cores that compute.
+    Exchanges between processes overlap, if there is one stage, apart from the time in which they take the processor
+    that computes. Devices of one process exchange by additions, which take the cores that compute.
 
     The rate of a link is that of a whole all-reduce, so each half of it, a reduce-scatter or an all-gather, takes half.
     """
@@ -99,9 +101,10 @@ def _gradient_seconds(step: MeasuredStep, layout: MeasuredLayout, held: float, l
         return 0.0
     # Reduce-scatter and all-gather; sharded weights are gathered for both passes.
     halves = 3 if layout.shard == "weights" else 2
-    seconds = step.link("data").exchange_seconds(held, 1) * halves / 2
+    link = step.link("data")
+    seconds = link.exchange_seconds(held) * halves / 2
     overlaps = "data" in (step.links or {}) and layout.num_stages == 1
-    return max(0.0, seconds - 2 / 3 * layers_seconds) if overlaps else seconds
+    return max(link.processor_share * seconds, seconds - 2 / 3 * layers_seconds) if overlaps else seconds
 
 
 def stage_starts(step: MeasuredStep, num_stages: int) -> tuple[int, ...]:

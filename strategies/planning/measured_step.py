@@ -5,6 +5,7 @@ Its contract is tested in ``tests/strategies/planning/test_measured.py``.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -83,22 +84,35 @@ class Link:
 
     Attributes:
         seconds: of a message without bytes.
-        bytes_per_second: of one device's tensor in an all-reduce, or of a message.
+        bytes_per_second: of one device's tensor in an all-reduce, or of a message; of the largest that were measured.
+        measured: (bytes, seconds) of measured messages, the smallest first; may be empty.
+        processor_share: the part of the time in which an exchange takes the processor that computes, from 0 to 1. This
+            part cannot overlap with computation. On GPUs it is 0.
     """
 
     seconds: float
     bytes_per_second: float
+    measured: Sequence[tuple[float, float]] = ()
+    processor_share: float = 0.0
 
     def exchange_seconds(self, num_bytes: float, num_messages: int = 1) -> float:
         """Returns the seconds of messages with a number of bytes in all."""
-        return num_messages * self.seconds + num_bytes / self.bytes_per_second
+        return num_messages * self._message_seconds(num_bytes / num_messages) if num_messages else 0.0
+
+    def _message_seconds(self, num_bytes: float) -> float:
+        known = [(0.0, self.seconds), *self.measured]
+        for (fewer, least), (more, most) in itertools.pairwise(known):
+            if num_bytes < more:
+                return least + (most - least) * (num_bytes - fewer) / (more - fewer)
+        largest, seconds = known[-1]
+        return seconds + (num_bytes - largest) / self.bytes_per_second
 
     @classmethod
     def from_rates(cls, rates: Mapping[str, Any]) -> Link:
         """Makes a link of what ``python -m strategies.doctor --json`` measured along an axis.
 
         Args:
-            rates: "latency in microseconds", and "GB/s" by size, of which that of the largest tensor counts.
+            rates: "latency in microseconds", "GB/s" by size, and perhaps "processor share".
 
         Raises:
             ValueError: there is no rate, or one that is not above 0.
@@ -114,7 +128,12 @@ class Link:
             by_size[float(number) * _BYTES_OF_UNIT[unit]] = rate
         if not by_size or min(by_size.values()) <= 0:
             raise ValueError(f"The rates of an axis are above 0 GB/s for some sizes. Received: {dict(rates)}.")
-        return cls(1e-6 * rates["latency in microseconds"], 1e9 * by_size[max(by_size)])
+        sizes = sorted(by_size)
+        latency = 1e-6 * rates["latency in microseconds"]
+        # A larger message takes no less time than a smaller one: what was measured otherwise is noise.
+        seconds = itertools.accumulate((size / (1e9 * by_size[size]) for size in sizes), max, initial=latency)
+        measured = tuple(zip(sizes, list(seconds)[1:], strict=True))
+        return cls(latency, 1e9 * by_size[sizes[-1]], measured, rates.get("processor share", 0.0))
 
 
 @dataclass(frozen=True)
@@ -124,7 +143,8 @@ class MeasuredStep:
     Attributes:
         layers: the layers in the order of their calls.
         passes: of all layers, for rows of a micro-batch.
-        rest: of a step besides passes and update: loss, metrics, Python; for rows of a replica.
+        rest: of a step besides passes and update: loss, metrics, Python; for rows of a replica. It is negative as far
+            as the update overlaps with the passes.
         update: seconds of the optimizer's update of all weights.
         add_bytes_per_second: at which gradients are added.
         slowdowns: how many times slower a device computes while 1, 2, ... devices compute; empty if they do not share

@@ -57,3 +57,9 @@ def limit_threads(cluster: Cluster, has_started: bool) -> None:
         threads.intra_op,
         threads.inter_op,
     )
+
+
+def computing_threads() -> int:
+    """Returns the number of threads within one operation of this process: those that were set, or one for each core."""
+    given = os.environ.get("TF_NUM_INTRAOP_THREADS") or tf.config.threading.get_intra_op_parallelism_threads()
+    return int(given) or len(usable_cores())

@@ -34,7 +34,15 @@ def strategy(group: Group) -> Any:
 def test_each_type_is_summed() -> None:
     group = Group()
     found = measure(strategy(group), 0.5)
-    assert list(found) == ["implementation", "devices", "latency in microseconds", "GB/s", "GB/s of 0.5 MB"]
+    assert list(found) == [
+        "implementation",
+        "devices",
+        "latency in microseconds",
+        "GB/s",
+        "processor share",
+        "GB/s of 0.5 MB",
+    ]
+    assert 0 < found["processor share"] <= 1
     assert (found["implementation"], found["devices"]) == ("NCCL", ["/device:GPU:0"])
     assert list(found["GB/s"]) == ["0.1 MB"]
     assert list(found["GB/s of 0.5 MB"]) == ["float32", "bfloat16", "int32", "int64"]

@@ -122,3 +122,23 @@ def test_a_search_prefers_what_is_simple_and_fits() -> None:
     refused = measured_search(whole, 63, 8, lambda layout: None).refused
     assert {"splits layers, of which none can be split", "has more stages than layers"} <= set(refused)
     assert "has rows that do not divide among replicas" in refused
+
+
+def test_exchanges_that_take_the_processor_do_not_overlap() -> None:
+    link = Link.from_rates({"latency in microseconds": 1000, "GB/s": {"1 MB": 0.5, "4 MB": 1.0}, "processor share": 0.8})
+    # The times of 0, 1 and 4 MB are 1, 2 and 4 ms; beyond, the last rate counts.
+    assert link.exchange_seconds(0.5e6) == pytest.approx(0.0015)
+    assert link.exchange_seconds(6e6, 3) == pytest.approx(3 * (0.002 + 0.002 / 3))
+    assert link.exchange_seconds(8e6) == pytest.approx(0.008)
+    assert link.exchange_seconds(0.0, 0) == 0
+    step = dataclasses.replace(STEP, links={"data": link})
+    assert measured_seconds(step, MeasuredLayout(2), 64)["gradients"] == pytest.approx(0.8 * 0.004)
+
+
+def test_an_update_overlaps_with_the_passes_as_measured_and_no_more_than_it_takes() -> None:
+    step = dataclasses.replace(STEP, rest=Linear(-0.006, 0.0001), slowdowns=(1.0, 1.5))
+    assert measured_seconds(step, MeasuredLayout(), 64)["rest"] == pytest.approx(-0.006 + 64 * 0.0001)
+    # Shards divide the update, and one of them computes the loss of all rows.
+    tensor = measured_seconds(step, MeasuredLayout(num_tensor=4), 64)
+    assert tensor["update"] == pytest.approx(step.slowdown(4) * 0.008 / 4)
+    assert tensor["rest"] == pytest.approx(-tensor["update"] + 64 * 0.0001)
