@@ -135,15 +135,21 @@ def _pipeline_seconds(step: MeasuredStep, layout: MeasuredLayout, rows: float) -
         for stage in stages
     ]
 
+    link = step.link("pipe")
+    message = link.exchange_seconds(max(stage[-1].output_bytes for stage in stages) * num_rows)
+
     def seconds(action: Action) -> float:
         part = _PARTS_OF_PASSES[action.kind]
         found = step.seconds_of_pass + part * (whole * shares[action.stage] + exchanges[action.stage])
+        if action.kind != Kind.BACKWARD_WEIGHT:
+            # A pass receives its input and sends its output, except at the ends of the model.
+            num_messages = (action.stage > 0) + (action.stage < table.num_stages - 1)
+            found += num_messages * link.processor_share * message
         if action.kind in (Kind.BACKWARD, Kind.BACKWARD_WEIGHT) and action.microbatch > 0:
             # The gradients of a micro-batch are added to those before it.
             found += held[action.stage] / step.add_bytes_per_second
         return found
 
-    message = step.link("pipe").exchange_seconds(max(stage[-1].output_bytes for stage in stages) * num_rows)
     length = schedule_seconds(
         table,
         seconds,

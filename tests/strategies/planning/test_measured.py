@@ -78,6 +78,14 @@ def test_stages_wait_as_their_schedule_says() -> None:
     assert parts["update"] == pytest.approx(0.004)
     zero = measured_seconds(step, MeasuredLayout(num_stages=2, num_microbatches=4, schedule="zb_h1"), 64)
     assert zero["bubble"] == pytest.approx(0.010 / 3, rel=1e-3)
+    # A message takes 1 ms, and two of four micro-batches are under way: there are two round trips of two messages.
+    layout = MeasuredLayout(num_stages=2, num_microbatches=4)
+    aside = measured_seconds(dataclasses.replace(step, links={"pipe": Link(0.001, 1e15)}), layout, 64)
+    assert aside["bubble"] == pytest.approx(0.010 + 4 * 0.001, rel=1e-3)
+    # Each of the ten passes on the critical path takes the processor for its message, too.
+    link = Link(0.001, 1e15, processor_share=1.0)
+    within = measured_seconds(dataclasses.replace(step, links={"pipe": link}), layout, 64)
+    assert within["bubble"] - aside["bubble"] == pytest.approx(10 * 0.001, rel=1e-3)
 
 
 def test_devices_that_share_cores_are_slower() -> None:
@@ -125,7 +133,9 @@ def test_a_search_prefers_what_is_simple_and_fits() -> None:
 
 
 def test_exchanges_that_take_the_processor_do_not_overlap() -> None:
-    link = Link.from_rates({"latency in microseconds": 1000, "GB/s": {"1 MB": 0.5, "4 MB": 1.0}, "processor share": 0.8})
+    link = Link.from_rates(
+        {"latency in microseconds": 1000, "GB/s": {"1 MB": 0.5, "4 MB": 1.0}, "processor share": 0.8}
+    )
     # The times of 0, 1 and 4 MB are 1, 2 and 4 ms; beyond, the last rate counts.
     assert link.exchange_seconds(0.5e6) == pytest.approx(0.0015)
     assert link.exchange_seconds(6e6, 3) == pytest.approx(3 * (0.002 + 0.002 / 3))
