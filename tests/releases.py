@@ -26,7 +26,7 @@ SINCE = {
 }
 
 #: Tests of models with several outputs, each with a loss. The nightly builds of Keras 3.16 print wrong losses of single
-#: outputs where the last batch is smaller: docs/upstream.md. Strict: these tests fail when Keras has mended it.
+#: outputs where the last batch is smaller: docs/numbers/upstream.md. Strict: these tests fail when Keras has mended it.
 WRONG_IN_KERAS_316 = ("dict of inputs and outputs", "several outputs, add_loss", "scalar", "per row")
 
 

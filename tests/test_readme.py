@@ -1,78 +1,52 @@
-"""The pages run: every Python snippet in its own process; every `make` target and every link exists."""
+"""The README: short, with a diff whose two sides train the same weights, and the commands to start with."""
 
 from __future__ import annotations
 
 import os
-import pathlib
-import re
 import subprocess
+from pathlib import Path
 
-import pytest
+import keras
+import numpy as np
 
+from tests.docs.pages import ROOT, blocks, text_of
 from tests.processes import python
 
-ROOT = pathlib.Path(__file__).parents[1]
-PAGES = sorted(
-    page
-    for page in ROOT.rglob("*.md")
-    if not any(part.startswith(".") or part == "node_modules" for part in page.relative_to(ROOT).parts)
-)
-#: Pages whose snippets are complete programs.
-WITH_PROGRAMS = (
-    "README.md",
-    "docs/central_storage.md",
-    "docs/check_a_model.md",
-    "docs/checkpoints.md",
-    "docs/custom_training_steps.md",
-    "docs/does_it_fit.md",
-    "docs/fine_tuning.md",
-    "docs/sharded_optimizer.md",
-    "docs/timeline.md",
-    "keras_ext/expert/README.md",
-    "keras_ext/tensor/README.md",
-    "keras_ext/pipeline/README.md",
-)
-SNIPPETS = {
-    f"{name} {number}": snippet
-    for name in WITH_PROGRAMS
-    for number, snippet in enumerate(
-        re.findall(r"```python\n(.*?)```(?:\n\n```\n(.*?)```)?", (ROOT / name).read_text(), flags=re.DOTALL)
-    )
-}
+README = text_of("README.md")
+[DIFF] = [block.code.splitlines() for block in blocks(README) if block.language == "diff"]
+#: The program has two replicas then.
+_TWO_DEVICES = """
+import tensorflow as tf
+
+cpu = tf.config.list_physical_devices("CPU")[0]
+tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+"""
 
 
-@pytest.mark.parametrize("snippet", SNIPPETS.values(), ids=SNIPPETS)
-def test_snippet_runs_and_prints_what_it_says(snippet: tuple[str, str], tmp_path: pathlib.Path) -> None:
-    code, printed = snippet
-    if "keras_hub" in code:
-        pytest.importorskip("keras_hub", reason="the extra 'hub' is not installed")
+def test_it_is_short() -> None:
+    assert len(README.splitlines()) <= 100
+    assert sum(line.startswith("+") for line in DIFF) <= 5
+
+
+def test_it_names_the_first_commands() -> None:
+    commands = {line for block in blocks(README) for line in block.code.splitlines()}
+    assert {"make mnist", "make test"} <= commands
+    assert any(line.startswith("pip install ") for line in commands)
+
+
+def test_both_sides_of_the_diff_train_the_same_weights(tmp_path: Path) -> None:
+    before = [line[1:] for line in DIFF if not line.startswith("+")]
+    after = [line[1:] for line in DIFF if not line.startswith("-")]
+    plain, replicated = (_trained("\n".join(lines), tmp_path / name) for lines, name in ((before, "a"), (after, "b")))
+    for weight, other in zip(plain.get_weights(), replicated.get_weights(), strict=True):
+        np.testing.assert_allclose(other, weight, rtol=0, atol=1e-6)
+
+
+def _trained(program: str, folder: Path) -> keras.Model:
+    """Runs a side of the diff with two devices, and returns the model that it saves."""
+    folder.mkdir()
     environment = os.environ | {"PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"}
-    done = subprocess.run(
-        python("-c", code), cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=250
-    )
+    code = _TWO_DEVICES + program
+    done = subprocess.run(python("-c", code), cwd=folder, env=environment, capture_output=True, text=True, timeout=250)
     assert done.returncode == 0, done.stderr
-    if printed:
-        assert _without_megabytes(done.stdout) == _without_megabytes(printed)
-
-
-def _without_megabytes(printed: str) -> str:
-    """Removes the line about memory: it depends on TensorFlow's build and the machine, and exists only on Linux."""
-    return re.sub(r"^Resident memory of .*\n", "", printed, flags=re.MULTILINE)
-
-
-def test_the_example_is_short() -> None:
-    assert len([line for line in SNIPPETS["README.md 0"][0].splitlines() if line.strip()]) <= 12
-
-
-def test_targets_exist() -> None:
-    makefile = (ROOT / "Makefile").read_text()
-    for page in PAGES:
-        for target in re.findall(r"^make ([a-z-]+)", page.read_text(), flags=re.MULTILINE):
-            assert re.search(rf"^{target}:", makefile, flags=re.MULTILINE), f"{page.name}: make {target}"
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_lead_somewhere(page: pathlib.Path) -> None:
-    for link in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
-        if not link.startswith("http"):
-            assert (page.parent / link).exists(), link
+    return keras.models.load_model(folder / "model.keras")

@@ -2,8 +2,8 @@
 
 `MixtureOfExperts` is the layer. `replace_experts` replaces the dense expert computation of other models by a sparse
 one. `track_expert_load` adds a load metric to the logs, and `ExpertLoadHistory` writes the load of each expert to
-TensorBoard. Saved models contain plain Keras layers, or those of the model's own library. The guide is README.md beside
-this file.
+TensorBoard. Saved models contain plain Keras layers, or those of the model's own library. The guide is
+`docs/guides/experts.md`.
 """
 
 from keras_ext.expert.layer import MixtureOfExperts

@@ -1,4 +1,4 @@
-"""The tables of docs/choose_a_mesh.md: the example from formulas, coordinates from the placement of processes."""
+"""The tables of `choose_a_mesh.md`: the example from formulas, coordinates from the placement of processes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import keras_ext
 import strategies
 from strategies.topology.placement import mesh_over_processes, owned_parts
 
-PAGE = (Path(__file__).parents[2] / "docs" / "choose_a_mesh.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "guides" / "choose_a_mesh.md").read_text()
 
 #: The model of the page: blocks, hidden size, heads, tokens in a row, vocabulary; and its batch.
 BLOCKS, UNITS, HEADS, TOKENS, VOCABULARY = 24, 2048, 16, 1024, 50304

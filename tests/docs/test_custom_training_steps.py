@@ -1,4 +1,4 @@
-"""The table of docs/custom_training_steps.md: each row has tests of equality with one device, or of the warning."""
+"""The table of `custom_training_steps.md`: each row has tests of equality with one device, or of the warning."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from tests.strategies.parity.cases import ALL
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "custom_training_steps.md").read_text()
+PAGE = (ROOT / "docs" / "guides" / "custom_training_steps.md").read_text()
 ROWS = [line.strip("| ").split(" | ") for line in PAGE.splitlines() if line.startswith("| ")][1:]
 
 _HOOKS, _STEPS = "tests/strategies/_keras_hooks", "tests/strategies/steps"

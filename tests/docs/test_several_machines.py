@@ -17,7 +17,7 @@ from strategies.topology.gpus import SHARING_VARIABLE
 from strategies.topology.placement import mesh_over_processes
 from tests.examples.test_commands import _telling, program_and_flags
 
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = Path(__file__).parents[2] / "docs" / "guides"
 PAGE = (DOCS / "several_machines.md").read_text()
 #: tests/examples/test_commands.py parses the commands that start examples on other pages; these are parsed alike.
 COMMANDS = [

@@ -16,7 +16,7 @@ from strategies.monitoring.prometheus import prometheus_text
 from strategies.monitoring.settings import FOLDER_VARIABLE, PRIVATE_VARIABLES
 from tests.strategies.monitoring.made import LAUNCHER, OTHER, RANK
 
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = Path(__file__).parents[2] / "docs" / "guides"
 WATCH, CLUSTERS = (DOCS / name for name in ("watch_a_job.md", "for_clusters.md"))
 PAGES = WATCH.read_text() + CLUSTERS.read_text()
 COMMANDS = re.findall(r"^python -m strategies\.(\w+) (.+)$", PAGES, flags=re.MULTILINE)

@@ -18,7 +18,7 @@ def test_own_pages(caplog: pytest.LogCaptureFixture) -> None:
     assert len(own.documents) == len(text.OWN_PAGES)
     # With much more, the first command of the page would take longer than the page says.
     assert 30_000 < own.num_bytes < 48_000
-    assert own.documents[0].startswith(b"# keras-strategies")
+    assert own.documents[0].startswith(b"# Tensor parallelism")
     [line] = [record.getMessage() for record in caplog.records]
     assert line == f"data: this repository's own pages; {len(text.OWN_PAGES)} document(s), {own.num_bytes} bytes"
 

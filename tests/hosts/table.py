@@ -69,7 +69,7 @@ def written(lines: Iterable[Line], timeout_seconds: float) -> str:
         [
             "# Faults of one host of two",
             "",
-            "Written by `tests/hosts` ([what is found, and by which means](faults.md);",
+            "Written by `tests/hosts` ([what is found, and by which means](../guides/faults.md);",
             "[faults of ranks](fault_table.md)). The hosts are network namespaces of one machine with two cores, one",
             "rank on each; the fault comes in the midst of `fit`. Where the job has to end, `timeout_seconds` is",
             f"{timeout_seconds:g}; `--node-timeout` is its default, 30. Seconds are until nothing of the job runs any",

@@ -1,7 +1,7 @@
 """Faults of a host in the middle of `fit`: either the job ends everywhere in time, or it continues unharmed.
 
 `pytest -rP` shows the seconds until the end, and the reasons that ranks gave;
-``HOST_FAULT_TABLE=docs/host_fault_table.md make test ARGS="tests/hosts --parity-all -n0"`` writes the table.
+``HOST_FAULT_TABLE=docs/numbers/host_fault_table.md make test ARGS="tests/hosts --parity-all -n0"`` writes the table.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Measures every backbone on every mesh, and writes the table in docs: ``python -m tests.hub docs/kerashub_table.md``.
+"""Measures every backbone on every mesh: ``python -m tests.hub docs/numbers/kerashub_table.md`` writes the table.
 
 Each backbone is measured in its own process. Rows of other backbones in an existing table stay, so that it can be
-measured in parts: ``python -m tests.hub docs/kerashub_table.md --only GPT2Backbone T5Backbone``.
+measured in parts: ``python -m tests.hub docs/numbers/kerashub_table.md --only GPT2Backbone T5Backbone``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _CELLS = ("data=2", "tensor=2", "tensor=4", "pipe=2", "pipe=4", "data=2, tensor=
 _LIMIT_SECONDS = 1800
 _HEAD = """# KerasHub's backbones on meshes
 
-Written by `python -m tests.hub docs/kerashub_table.md`: each backbone that {version} can build small from its
+Written by `python -m tests.hub docs/numbers/kerashub_table.md`: each backbone that {version} can build small from its
 constructor, with random weights, after three steps of SGD and three of Adam on 8 rows, under `MirroredStrategy` over
 logical CPU devices, beside plain Keras on one device. A figure is the largest difference of a weight or a loss,
 relative where these are above 1; in brackets the share of the parameters that is split. The limit is 2e-6; where it is

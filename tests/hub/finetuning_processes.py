@@ -3,8 +3,8 @@
     python -m strategies.launch --nproc-per-node 2 -m tests.hub.finetuning_processes --only GPT2 Llama
     horovodrun -np 2 python -m tests.hub.finetuning_processes --engine HorovodStrategy --meshes tensor=2
 
-A line for each cell of docs/finetuning_table.md that fits two devices: trained weights, losses, metrics, predictions,
-`score` and generated tokens. Files are compared in the table and by ``test_they_pass_on_both_ranks[spanning-presets]``.
+A line for each cell of docs/numbers/finetuning_table.md that fits two devices: trained weights, losses, metrics,
+predictions, `score` and generated tokens. Files are compared in the table and by ``test_they_pass_on_both_ranks[spanning-presets]``.
 """
 
 from __future__ import annotations

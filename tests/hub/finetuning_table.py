@@ -1,7 +1,7 @@
 """Fine-tunes every task on every mesh in every way, and writes the table in docs.
 
-``python -m tests.hub.finetuning_table docs/finetuning_table.md``; rows that are not measured stay as they are in the
-table, so that it can be measured in parts: ``... --only Llama GPT2 --ways LoRA --meshes tensor=2``.
+``python -m tests.hub.finetuning_table docs/numbers/finetuning_table.md``; rows that are not measured stay as they are
+in the table, so that it can be measured in parts: ``... --only Llama GPT2 --ways LoRA --meshes tensor=2``.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _MESHES = ("data=2", "shard=weights", "tensor=2", "pipe=2", "data=2, tensor=2", 
 _WAYS = ("full", "LoRA", "QLoRA")
 _HEAD = """# Fine-tuning KerasHub's tasks on meshes
 
-Written by `python -m tests.hub.finetuning_table docs/finetuning_table.md`: tasks of {version} as small models with
-random weights, made and adapted in the strategy's scope, split by `parallelize(task)` and `PipelineModel(task,
+Written by `python -m tests.hub.finetuning_table docs/numbers/finetuning_table.md`: tasks of {version} as small models
+with random weights, made and adapted in the strategy's scope, split by `parallelize(task)` and `PipelineModel(task,
 num_microbatches=2)` where the mesh has these axes, trained with Adam for two epochs of ten rows in batches of four,
 under `MirroredStrategy` over logical CPU devices, beside plain Keras on one device. LoRA is
 `task.backbone.enable_lora(2)`, with names of layers for {adapted}, none of whose layers has a name of

@@ -1,4 +1,4 @@
-"""Plans what fits on machines, and writes the table of the page: ``python -m tests.hub.fits docs/fine_tuning.md``."""
+"""Plans what fits on machines: ``python -m tests.hub.fits docs/guides/fine_tuning.md`` writes the table of the page."""
 
 from __future__ import annotations
 

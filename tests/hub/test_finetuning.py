@@ -1,7 +1,7 @@
 """Tasks of KerasHub, fine-tuned on meshes: what is learnt, generated and saved equals plain Keras on one device.
 
 ``make test ARGS="tests/hub/test_finetuning.py --parity-all -n0"`` runs all of them; ``python -m
-tests.hub.finetuning_table docs/finetuning_table.md`` writes the table in docs.
+tests.hub.finetuning_table docs/numbers/finetuning_table.md`` writes the table in docs.
 """
 
 from __future__ import annotations

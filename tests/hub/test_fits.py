@@ -17,7 +17,7 @@ from tests.hub import fits
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
-PAGE = Path(__file__).parents[2] / "docs" / "fine_tuning.md"
+PAGE = Path(__file__).parents[2] / "docs" / "guides" / "fine_tuning.md"
 SIZES: dict[str, Any] = {
     "vocabulary_size": 128,
     "num_layers": 2,

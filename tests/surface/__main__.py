@@ -1,4 +1,4 @@
-"""Runs the grids of Keras' surface: ``python -m tests.surface docs/surface.md`` (``make surface``).
+"""Runs the grids of Keras' surface: ``python -m tests.surface docs/numbers/surface.md`` (``make surface``).
 
 All cells take two to three hours on two cores, with a process for each layer. ``--seconds=600`` draws cells of layers
 at random instead, and prints the seed that repeats them. It exits with 1 if a cell is wrong or crashed.

@@ -1,6 +1,7 @@
 """A fault of one rank ends the job on all of them, within a stated time, with a reason that names the rank.
 
-``FAULT_TABLE=docs/fault_table.md make test ARGS="tests/strategies/faults --parity-all -n0"`` writes the observed table.
+``FAULT_TABLE=docs/numbers/fault_table.md make test ARGS="tests/strategies/faults --parity-all -n0"`` writes the
+observed table.
 """
 
 from __future__ import annotations

@@ -98,7 +98,7 @@ def test_the_page_shows_what_the_program_prints(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     docs = Path(plan.__file__).parents[1] / "docs"
-    page = (docs / "does_it_fit.md").read_text()
+    page = (docs / "guides" / "does_it_fit.md").read_text()
     commands = re.findall(r"```text\n\$ python -m strategies.plan (.*?)\n(.*?)```", page, flags=re.DOTALL)
     assert len(commands) == 5
     for flags, printed in commands:

@@ -1,7 +1,7 @@
 """The parity matrix of meshes whose replicas span processes: the meshes, and the page with the results.
 
-    python -m tests.strategies.processes.matrix docs/parity_matrix.md
-    python -m tests.strategies.processes.matrix docs/parity_matrix.md HorovodStrategy 4x1
+    python -m tests.strategies.processes.matrix docs/numbers/parity_matrix.md
+    python -m tests.strategies.processes.matrix docs/numbers/parity_matrix.md HorovodStrategy 4x1
 
 runs all meshes over both engines, which takes hours on two cores, or those of one engine and one number of processes
 and devices. Rows of the page that are not run again stay.

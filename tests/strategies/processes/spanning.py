@@ -1,7 +1,7 @@
 """Models on meshes whose replicas span processes, against one device: run by `test_spanning` on all ranks at once.
 
 Rank 0 trains the model in plain Keras, too, and broadcasts the difference, so that a failing test fails on all ranks,
-and none waits for one that has failed. Each result is one row of the matrix in docs/parity_matrix.md, which
+and none waits for one that has failed. Each result is one row of the matrix in docs/numbers/parity_matrix.md, which
 `python -m tests.strategies.processes.matrix` writes.
 """
 

@@ -65,7 +65,7 @@ def test_wrong_flags_are_refused(flags: list[str], message: str, capsys: pytest.
 
 
 def test_the_page_shows_what_the_program_prints(capsys: pytest.CaptureFixture[str]) -> None:
-    page = (Path(plan.__file__).parents[1] / "docs" / "choose_a_mesh.md").read_text()
+    page = (Path(plan.__file__).parents[1] / "docs" / "guides" / "choose_a_mesh.md").read_text()
     [block] = re.findall(r"```text\n(\$ python -m strategies.plan .*?)```", page, flags=re.DOTALL)
     commands = re.split(r"^\$ python -m strategies.plan (.*)\n", block, flags=re.MULTILINE)[1:]
     assert len(commands) == 4
