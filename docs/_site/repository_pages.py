@@ -63,7 +63,7 @@ def _repository_path(file: File) -> str:
 
 def _resolved(file: File, link: str) -> str:
     """Returns the path in the repository that a page's link leads to."""
-    return os.path.normpath(os.path.join(os.path.dirname(_repository_path(file)), link))
+    return os.path.normpath(Path(_repository_path(file)).parent / link)
 
 
 def _targets(file: File) -> Iterator[str]:
@@ -94,7 +94,7 @@ def _on_site(file: File, link: str) -> str:
         path = f"{path}/README.md"
     elif _is_source(path):
         path = _source_page(path)
-    return os.path.relpath(path, os.path.dirname(file.src_uri) or ".")
+    return os.path.relpath(path, PurePosixPath(file.src_uri).parent)
 
 
 def _outside_of_code(markdown: str, change: Callable[[str], str]) -> str:

@@ -4,7 +4,8 @@
     horovodrun -np 2 python -m tests.hub.finetuning_processes --engine HorovodStrategy --meshes tensor=2
 
 A line for each cell of docs/numbers/finetuning_table.md that fits two devices: trained weights, losses, metrics,
-predictions, `score` and generated tokens. Files are compared in the table and by ``test_they_pass_on_both_ranks[spanning-presets]``.
+predictions, `score` and generated tokens. Files are compared in the table and by
+``test_they_pass_on_both_ranks[spanning-presets]``.
 """
 
 from __future__ import annotations
