@@ -77,6 +77,7 @@ SEVERAL_PROCESSES = (
     "tests/strategies/test_horovod_smoke.py",
     "tests/strategies/test_launch",
     "tests/strategies/test_processes_alone.py",
+    "tests/docs/test_parallel_layer.py",
     "tests/docs/test_snippets.py",
     "tests/test_readme.py",
 )

@@ -1,29 +1,35 @@
-"""Checks the arguments of a `PipelineModel` and resolves their defaults. Tested with the model."""
+"""Checks the arguments of a `PipelineModel` and resolves their defaults. Most tests are those of the model."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-from strategies.schedules import SCHEDULES, Schedule
+from strategies.schedules import SCHEDULES, Schedule, validate
 
 #: The numbers of stages on each device with the schedules that have more than one; None for any number.
-NUM_STAGES_PER_DEVICE: Mapping[str, int | None] = {"interleaved_1f1b": None, "zb_v": 2, "v_half": 2}
+NUM_STAGES_PER_DEVICE: Mapping[Any, int | None] = {"interleaved_1f1b": None, "zb_v": 2, "v_half": 2}
+
+#: A schedule by its name, or a function of the numbers of stages and of micro-batches that makes one.
+Scheduled = str | Callable[[int, int], Schedule]
 
 
-def check(schedule: str, **numbers: int | None) -> None:
+def check(schedule: Scheduled, **numbers: int | None) -> None:
     """Refuses unknown schedules, and numbers that are not positive integers.
 
     Raises:
         ValueError: an argument is invalid.
     """
-    if schedule not in SCHEDULES:
-        raise ValueError(f"schedule is one of {list(SCHEDULES)}. Received: schedule={schedule!r}.")
+    if not callable(schedule) and schedule not in SCHEDULES:
+        raise ValueError(
+            f"schedule is one of {list(SCHEDULES)}, or a function that makes one. Received: schedule={schedule!r}."
+        )
     for argument, number in numbers.items():
         if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < 1):
             raise ValueError(f"{argument} is a positive number. Received: {argument}={number!r}.")
 
 
-def checked_num_stages(wanted: int | None, num_defined: int | None, num_devices: int, schedule: str) -> int:
+def checked_num_stages(wanted: int | None, num_defined: int | None, num_devices: int, schedule: Scheduled) -> int:
     """Returns the number of stages; `num_defined` is the number that the `PipelineStage` layers define, or None.
 
     Raises:
@@ -64,9 +70,34 @@ def recomputed_stages(wanted: str | Sequence[int] | None, num_stages: int) -> fr
     return frozenset(wanted)
 
 
-def schedule_table(name: str, num_devices: int, num_stages: int, num_microbatches: int) -> Schedule:
-    """Returns the schedule with a name for the given numbers of devices, stages and micro-batches."""
+def schedule_table(name: Scheduled, num_devices: int, num_stages: int, num_microbatches: int) -> Schedule:
+    """Returns the schedule with a name, or of a function, for these numbers of devices, stages and micro-batches.
+
+    Raises:
+        ValueError: the function returns a table that does not compute a pipeline of these numbers.
+    """
+    if not isinstance(name, str):
+        return _made_by(name, num_stages, num_microbatches)
     if name == "interleaved_1f1b":
         return SCHEDULES[name](num_devices, num_microbatches, num_stages // num_devices)
     # Several stages on one device are scheduled as if each, or each two, had a device of their own.
     return SCHEDULES[name](num_stages // (NUM_STAGES_PER_DEVICE.get(name) or 1), num_microbatches)
+
+
+def _made_by(function: Callable[[int, int], Schedule], num_stages: int, num_microbatches: int) -> Schedule:
+    """Returns the schedule that a user's function makes for stages on a device each, once it is checked."""
+    made = function(num_stages, num_microbatches)
+    if not isinstance(made, Schedule):
+        raise ValueError(
+            f"The function of a schedule returns a keras_ext.Schedule. Received: {made!r} for {num_stages} stages and "
+            f"{num_microbatches} micro-batches."
+        )
+    numbers = (made.num_devices, made.num_stages, made.num_microbatches)
+    if numbers != (num_stages, num_stages, num_microbatches):
+        raise ValueError(
+            f"The function of a schedule was asked for {num_stages} stages, on a device each, and {num_microbatches} "
+            f"micro-batches. Received: a table of {numbers[0]} devices, {numbers[1]} stages and {numbers[2]} "
+            "micro-batches."
+        )
+    validate(made)
+    return made

@@ -58,7 +58,8 @@ class PipelineModel(keras.Model):
         schedule: ``"gpipe"``, ``"1f1b"``, ``"eager_1f1b"`` (for stages in several processes) or
             ``"interleaved_1f1b"``; ``"zb_h1"``, which computes the gradients of weights while 1F1B would wait;
             ``"zb_v"``, which hardly waits at all, and ``"v_half"``, with half the activations, both with two stages on
-            each device.
+            each device. Or a function of the numbers of stages and of micro-batches that makes a
+            :class:`~keras_ext.Schedule` with one stage on each device; it is checked for each number of micro-batches.
         partition: ``"time"``: stages take equally long, where each layer's passes are timed with zeros, or with words
             of its vocabulary; ``"parameters"``: equal numbers of weights; ``"uniform"``: equal numbers of layers; the
             names of the layers at which stages begin, without the first stage's; or a
@@ -93,7 +94,7 @@ class PipelineModel(keras.Model):
         num_stages: int | None = None,
         *,
         num_microbatches: int = 1,
-        schedule: str = "1f1b",
+        schedule: arguments.Scheduled = "1f1b",
         partition: Wanted = "time",
         remat: str | Sequence[int] | None = None,
         reshard_after_pass: bool = False,
@@ -136,7 +137,7 @@ class PipelineModel(keras.Model):
         self._placed.check()
         self._forward = ForwardPasses(self._placed, self.inputs)
         self._num_devices = len(along)
-        self._schedule_name = schedule
+        self._scheduled_by = schedule
         self._remat = recomputed
         self._reshard = reshard_after_pass
         # Called at the start and end of each action, while a timeline is measured.
@@ -174,7 +175,7 @@ class PipelineModel(keras.Model):
             "model": self._config_of_plain_model(),
             "num_stages": len(self._stages),
             "num_microbatches": self.num_microbatches,
-            "schedule": self._schedule_name,
+            "schedule": self._scheduled_by,
             "partition": [stage[0].name for stage in self.partition.stages[1:]],
             "remat": sorted(self._remat),
             "reshard_after_pass": self._reshard,
@@ -196,7 +197,7 @@ class PipelineModel(keras.Model):
             num_microbatches: the number of micro-batches of the batch; the model's if left out.
         """
         number = self.num_microbatches if num_microbatches is None else num_microbatches
-        return arguments.schedule_table(self._schedule_name, self._num_devices, len(self._stages), number)
+        return arguments.schedule_table(self._scheduled_by, self._num_devices, len(self._stages), number)
 
     def pipeline_timeline(self, dataset: Any = None, path: Any = None) -> Timeline:
         """Measures some training steps, and draws one: devices down, time across, with the waits of each device.
