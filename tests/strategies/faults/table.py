@@ -81,8 +81,8 @@ def written(rows: Iterable[Row]) -> str:
         [
             "# Faults of one rank of two",
             "",
-            "Written by `tests/strategies/faults` ([what is found, and by which means](../guides/faults.md)). Two ranks",
-            "on one machine of two cores, which other programs use, too; where nothing but a limit can tell,",
+            "Written by `tests/strategies/faults` ([what is found, and by which means](../guides/faults.md)). Two",
+            "ranks on one machine of two cores, which other programs use, too; where nothing but a limit can tell,",
             "`timeout_seconds` is 8. Seconds are from the fault to the end of the launcher.",
             "In a checkpoint it is rank 0 to which it happens, which writes; elsewhere rank 1. The checkpoint before",
             "stays whole. GPUs, NCCL and real networks are not measured. [Faults of hosts](host_fault_table.md).",
