@@ -65,6 +65,7 @@ SEVERAL_PROCESSES = (
     "tests/examples/test_gpt_spanning.py",
     "tests/examples/test_imagenet_train.py",
     "tests/examples/test_mnist_main.py",
+    "tests/examples/test_notebooks.py",
     "tests/examples/test_ports.py",
     "tests/examples/test_recommender.py",
     "tests/gpu",

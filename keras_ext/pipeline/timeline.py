@@ -145,6 +145,10 @@ class Timeline:
         axis = "time since the step began (ms)" if self.measured else "time (ticks)"
         return chart(self._title, self._bubbles, self.device_names, boxes, [*legend, [(IDLE, waiting)]], axis)
 
+    def _repr_svg_(self) -> str:
+        """Returns the picture; Jupyter draws a value by this name."""
+        return self.svg()
+
     def chrome_trace(self) -> dict[str, Any]:
         """Returns the events for Chrome's ``about:tracing`` and Perfetto; a planned tick is shown as a millisecond."""
         events: list[dict[str, Any]] = [_metadata("process_name", 0, {"name": self._title})]

@@ -67,6 +67,13 @@ class JobTrace:
         """
         return picture.svg(self.records, title)
 
+    def _repr_svg_(self) -> str | None:
+        """Returns the picture, or None without a step of all ranks; Jupyter draws a value by this name."""
+        try:
+            return self.svg()
+        except ValueError:
+            return None
+
     def write(self, path: str | os.PathLike[str]) -> Path:
         """Writes :meth:`to_json` to a file, completely or not at all; creates missing folders. Returns its path."""
         target = Path(path)

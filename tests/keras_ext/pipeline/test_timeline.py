@@ -261,6 +261,10 @@ def test_trace_of_a_plan_has_a_tick_per_millisecond() -> None:
     assert found == {action: (1000 * start, 1000 * end) for action, (start, end) in timeline.times.items()}
 
 
+def test_jupyter_draws_it() -> None:
+    assert measured()._repr_svg_() == measured().svg()
+
+
 @pytest.mark.parametrize("name", ["a.svg", "new/deep er/my step.svg", "two.dots.svg", "schöne %20 Zeit.svg"])
 def test_writes_picture_and_trace(tmp_path: Path, name: str) -> None:
     timeline = measured("GPU:0", "Gerät 1")

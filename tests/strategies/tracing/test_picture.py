@@ -21,6 +21,7 @@ def test_lanes_and_boxes() -> None:
     first = record(0, *own, collective("a#0", 10, 30))
     second = record(1, collective("a#0", 25, 31), Slice(COMPUTING, "update", 1500, 27500))
     text = JobTrace((first, second)).svg("A job")
+    assert JobTrace((first, second))._repr_svg_() == JobTrace((first, second)).svg()
     ElementTree.fromstring(text)
     assert text.count('class="box"') == 7
     lanes = re.findall(r"rank (\d): ([^<]+)<", text)
@@ -30,5 +31,8 @@ def test_lanes_and_boxes() -> None:
 
 
 def test_without_a_step() -> None:
+    trace = JobTrace((record(0).__class__(0, 1, "host", (), (), record(0).shares),))
     with pytest.raises(ValueError, match="Received: a rank without a step"):
-        JobTrace((record(0).__class__(0, 1, "host", (), (), record(0).shares),)).svg()
+        trace.svg()
+    # Jupyter shows the text then.
+    assert trace._repr_svg_() is None
