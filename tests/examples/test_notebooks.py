@@ -66,5 +66,5 @@ def test_prose_has_exercises_with_answers_and_links_that_lead_somewhere(notebook
     exercises, _, answers = prose.partition("## Exercises")[2].partition("### Answers")
     numbers = [re.findall(r"^(\d)\. ", part, flags=re.MULTILINE) for part in (exercises, answers)]
     assert numbers[0] == numbers[1] == ["1", "2", "3"]
-    for link in re.findall(r"\]\(([^)#]+)\)", prose):
+    for link in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", prose):
         assert link.startswith("https://") or (FOLDER / link).exists(), link
