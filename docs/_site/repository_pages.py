@@ -7,6 +7,7 @@ gets a page with its text, under `source/`.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -31,6 +32,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     pages = [page for page in _tracked("*.md") if page != FRONT_PAGE and not page.startswith(DOCS)]
     for page in pages:
         files.append(File.generated(config, page, content=(ROOT / page).read_text(encoding="utf-8")))
+    for notebook in _tracked("*.ipynb"):
+        content = _without_outputs((ROOT / notebook).read_text(encoding="utf-8"))
+        files.append(File.generated(config, _page_of(notebook), content=content))
     sources = set[str]()
     for file in files.documentation_pages():
         sources.update(each for each in _targets(file) if _is_source(each))
@@ -73,8 +77,21 @@ def _targets(file: File) -> Iterator[str]:
             yield _resolved(file, link)
 
 
+def _without_outputs(notebook: str) -> str:
+    """Returns the page of a notebook: its prose as it is, its code in blocks."""
+    blocks = []
+    for cell in json.loads(notebook)["cells"]:
+        source = "".join(cell["source"])
+        blocks.append(f"```python\n{source}\n```" if cell["cell_type"] == "code" else source)
+    return "\n\n".join(blocks) + "\n"
+
+
+def _page_of(notebook: str) -> str:
+    return str(PurePosixPath(notebook).with_suffix(".md"))
+
+
 def _is_source(path: str) -> bool:
-    return not path.startswith((DOCS, "..")) and not path.endswith(".md") and (ROOT / path).is_file()
+    return not path.startswith((DOCS, "..")) and not path.endswith((".md", ".ipynb")) and (ROOT / path).is_file()
 
 
 def _source_page(path: str) -> str:
@@ -92,6 +109,8 @@ def _on_site(file: File, link: str) -> str:
         path = path.removeprefix(DOCS)
     elif (ROOT / path).is_dir():
         path = f"{path}/README.md"
+    elif path.endswith(".ipynb"):
+        path = _page_of(path)
     elif _is_source(path):
         path = _source_page(path)
     return os.path.relpath(path, PurePosixPath(file.src_uri).parent)
