@@ -8,7 +8,9 @@ many threads, unless TF_NUM_INTRAOP_THREADS, TF_NUM_INTEROP_THREADS or OMP_NUM_T
 prefixed with its rank, as in ``[0] ``, and are never interleaved.
 
 On several nodes run the same command on each, with its own --node-rank; the number of processes may differ. Node 0
-waits for the others at --master-addr:--master-port, and prints every 10 s which ones are missing. Ranks are numbered
+waits for the others at --master-addr:--master-port, and prints every 10 s which ones are missing. Flags that are not
+given have the values of torchrun's variables (PET_NNODES and others, which Kubeflow sets), or of the variables in which
+SageMaker (SM_HOSTS) and Vertex AI (CLUSTER_SPEC) name the machines; --standalone ignores these. Ranks are numbered
 node by node, starting with node 0. The launchers stay connected to that of node 0, which decides for all.
 
 All processes of all nodes are ended, with SIGTERM and after --grace-seconds with SIGKILL, if
@@ -100,6 +102,11 @@ def _launch(flags: argparse.Namespace) -> int:
             own = announcement(
                 flags.node_rank, flags.nnodes, ports, flags.local_addr or ("" if flags.node_rank else flags.master_addr)
             )
+            if flags.described_by:
+                log_to_stderr(
+                    f"node {flags.node_rank} of {flags.nnodes} from {flags.described_by}; node 0 is at "
+                    f"{flags.master_addr}:{flags.master_port or MASTER_PORT}"
+                )
             endpoint = Endpoint(flags.master_addr, flags.master_port or MASTER_PORT, flags.rdzv_timeout)
             found = rendezvous(own, endpoint, policy.check)
         plan.status = status = StatusService(own, flags.status, log_to_stderr)

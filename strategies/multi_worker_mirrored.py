@@ -47,8 +47,9 @@ class MultiWorkerMirroredStrategy(KerasStrategy, tf.distribute.MultiWorkerMirror
     global batch. All processes must write the same values with ``assign``, ``fit`` and ``load_weights``. Initial values
     are rank 0's. Make the strategy before anything else: TensorFlow can join processes only before it has run anything.
 
-    The processes find each other by ``TF_CONFIG`` (``python -m strategies.launch`` sets it), or by Slurm's variables if
-    ``srun`` started them. Without either, the job is this one process.
+    The processes find each other by ``TF_CONFIG`` (``python -m strategies.launch`` sets it), by Slurm's variables if
+    ``srun`` started them, or by those of SageMaker (``SM_HOSTS``) and Vertex AI (``CLUSTER_SPEC``). Without any of
+    them, the job is this one process.
 
     Args:
         cluster_resolver: a ``tf.distribute.cluster_resolver.ClusterResolver`` that names the tasks and this one; None
@@ -200,8 +201,9 @@ def _resolved(resolver: tf.distribute.cluster_resolver.ClusterResolver) -> Clust
             "A cluster resolver must define which task this process is: give it `task_type` and `task_id`. "
             f"Received: task_type={kind!r}, task_id={index!r}, cluster {jobs}."
         )
-    addresses = [*jobs.get("chief", []), *jobs.get("worker", [])]
-    return Cluster.from_addresses(addresses, index + (len(jobs.get("chief", [])) if kind == "worker" else 0))
+    chiefs = [*jobs.get("chief", []), *jobs.get("master", [])]
+    addresses = [*chiefs, *jobs.get("worker", [])]
+    return Cluster.from_addresses(addresses, index + (len(chiefs) if kind == "worker" else 0))
 
 
 def _resolver(cluster: Cluster) -> tf.distribute.cluster_resolver.ClusterResolver:

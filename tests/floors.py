@@ -117,6 +117,8 @@ ROOMS = (
     Room("control plane", 0, ("strategies.control_plane",), rooms=("port users", "rank end", "control plane")),
     # The launcher also starts without numpy.
     Room("cores", 0, ("strategies.topology.cores",)),
+    # Standard library only: the launcher and its ranks read the same variables.
+    Room("platforms", 0, ("strategies.topology.platforms",)),
     # Standard library only: any module that finds a port in use may report the process that holds it.
     Room("port users", 0, ("strategies.topology.port_users",)),
     # Standard library only: the launcher and its ranks share it.
@@ -132,7 +134,7 @@ ROOMS = (
         "launcher",
         0,
         ("strategies.launch", "strategies.launching"),
-        rooms=("cores", "port users", "rank end", "control plane", "monitoring", "launcher"),
+        rooms=("cores", "platforms", "port users", "rank end", "control plane", "monitoring", "launcher"),
     ),
     Room(
         "devices",
@@ -146,7 +148,7 @@ ROOMS = (
         ("tensorflow",),
         ("cores", "cuda version", "topology", "devices"),
     ),
-    Room("topology", 0, ("strategies.topology",), ("numpy",), ("topology",)),
+    Room("topology", 0, ("strategies.topology",), ("numpy",), ("platforms", "topology")),
     Room("internals", 1, ("strategies._tf_internals",), ("tensorflow",)),
     Room(
         "horovod",

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from strategies.topology.cores import Threads, usable_cores
+from strategies.topology.platforms import Machines
 from strategies.topology.rank_end import FOLDER_VARIABLE as TRACEBACK_VARIABLE
 
 _OTHER_LAUNCHERS = {"HOROVOD_RANK": "horovodrun", "OMPI_COMM_WORLD_RANK": "mpirun"}
@@ -128,11 +129,14 @@ def check_single_launcher(environment: Mapping[str, str]) -> None:
         ValueError: with the variable and the launcher.
     """
     found = [(name, launcher) for name, launcher in _OTHER_LAUNCHERS.items() if name in environment]
+    text = environment.get("TF_CONFIG") or "{}"
     try:
-        config = json.loads(environment.get("TF_CONFIG") or "{}")
+        config = json.loads(text)
     except json.JSONDecodeError:
         config = {}
-    if isinstance(config, dict) and config.get("cluster"):
+    machines = Machines.from_environment(environment)
+    # Some platforms also write TF_CONFIG: one task for each machine, on which this launcher starts its ranks.
+    if isinstance(config, dict) and config.get("cluster") and not (machines and machines.are_the_workers_of(text)):
         found.append(("TF_CONFIG", "another launcher"))
     if found:
         name, launcher = found[0]

@@ -3,12 +3,13 @@
 import argparse
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from strategies.launching.environment import check_single_launcher, num_processes
 from strategies.launching.gpu_picking import pick_gpus
+from strategies.launching.job_description import JobDescription
 from strategies.monitoring.settings import LOOPBACK, PORT_VARIABLE, TOKEN_VARIABLE, StatusSettings
 
 #: The address of node 0 on a single node, and its default port on several nodes.
@@ -28,8 +29,10 @@ def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
     flags = commands.parse_args(argv)
     try:
         check_single_launcher(os.environ)
+        description = JobDescription.from_environment(os.environ)
     except ValueError as error:
         commands.error(str(error))
+    _complete(flags, description, commands)
     environment: Mapping[str, str] = os.environ
     flags.visible_gpus = None
     if flags.pick_gpus is not None:
@@ -79,6 +82,34 @@ def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
     return flags
 
 
+def _complete(flags: argparse.Namespace, description: JobDescription, commands: argparse.ArgumentParser) -> None:
+    """Fills in the flags that the command line does not give: from the platform's description, else the defaults."""
+
+    def fill(name: str, convert: Callable[[str], Any]) -> None:
+        value = getattr(description, name)
+        if getattr(flags, name) is not None or value is None:
+            return
+        try:
+            setattr(flags, name, convert(value))
+        except argparse.ArgumentTypeError as error:
+            flag = "--" + name.replace("_", "-")
+            commands.error(f"argument {flag}, whose default is from the environment ({description.source}): {error}")
+
+    fill("nproc_per_node", str)
+    flags.nproc_per_node = flags.nproc_per_node or "1"
+    has_count = flags.nnodes is not None
+    if not flags.standalone:
+        fill("nnodes", _nodes)
+    flags.nnodes = flags.nnodes or 1
+    if flags.nnodes > 1:
+        # On a single node the ranks connect over the loopback interface, at free ports.
+        fill("node_rank", _count)
+        fill("master_addr", str)
+        fill("master_port", _port)
+    #: The variables that describe the nodes, if the command line does not.
+    flags.described_by = description.source if flags.nnodes > 1 and not has_count else ""
+
+
 def parser() -> argparse.ArgumentParser:
     """Returns the parser, which checks each flag on its own."""
     commands = argparse.ArgumentParser(
@@ -96,13 +127,18 @@ def parser() -> argparse.ArgumentParser:
 
     add(
         "--nproc-per-node",
-        default="1",
         metavar="N",
         help="processes on this node: a number, cpu (one per core), gpu, or auto (GPUs if any, else cores); default 1",
     )
-    add("--nnodes", type=_nodes, default="1", metavar="M", help="number of nodes; default 1")
-    add("--node-rank", type=int, metavar="R", help="rank of this node, from 0; required with several nodes")
-    add("--master-addr", metavar="A", help="address of node 0; required with several nodes")
+    # The platforms are those of `JobDescription`.
+    add(
+        "--nnodes",
+        type=_nodes,
+        metavar="M",
+        help="number of nodes; default: that of the platform (PET_*, SM_HOSTS), or 1",
+    )
+    add("--node-rank", type=int, metavar="R", help="rank of this node, from 0; several nodes need it, or a platform")
+    add("--master-addr", metavar="A", help="address of node 0; several nodes need it, or a platform")
     add(
         "--master-port",
         type=_port,

@@ -9,6 +9,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from strategies.topology.platforms import Machines
+
 #: Port of the first process of a Slurm node; TensorFlow's SlurmClusterResolver uses the same.
 SLURM_PORT = 8888
 
@@ -24,7 +26,8 @@ class Cluster:
         local_size: the number of processes of this node.
         node_rank: the position of this node among the nodes.
         addresses: "host:port" of every process by rank; empty if the launcher does not publish them.
-        source: the variables it was read from: "TF_CONFIG", "HOROVOD", "OMPI", "SLURM", or "" for a single process.
+        source: the variables it was read from: "TF_CONFIG", "HOROVOD", "OMPI", "SLURM", "SAGEMAKER", "CLUSTER_SPEC"
+            (Vertex AI), or "" for a single process.
         is_evaluator: true for a process outside of the training job that only evaluates, in a world of its own.
 
     Example:
@@ -88,8 +91,8 @@ class Cluster:
         """Returns the cluster described by the launcher's environment variables.
 
         TF_CONFIG and the variables of horovodrun and mpirun are set by the program's own launcher, and must agree if
-        several are set. Slurm's are read only if none of these is set, because they are also set around other
-        launchers. Without any of them, the job is a single process.
+        several are set. Those of Slurm, SageMaker and Vertex AI are read only if none of these is set, because they are
+        also set around other launchers. Without any of them, the job is a single process.
 
         Args:
             environment: variables by name; ``os.environ`` if None.
@@ -106,7 +109,7 @@ class Cluster:
                     f"variables of the other. Received: rank {found[0].rank} of {found[0].world_size} from "
                     f"{found[0].source}, rank {other.rank} of {other.world_size} from {other.source}."
                 )
-        return found[0] if found else _slurm(variables) or cls()
+        return found[0] if found else _slurm(variables) or _machines(variables) or cls()
 
 
 def _tf_config(variables: Mapping[str, str]) -> Cluster | None:
@@ -130,7 +133,7 @@ def _tf_config(variables: Mapping[str, str]) -> Cluster | None:
     if not isinstance(jobs, dict) or not isinstance(task, dict):
         raise refuse("needs an object 'cluster' and an object 'task'")
     for job, hosts in jobs.items():
-        if job not in ("chief", "worker", "evaluator"):
+        if job not in ("chief", "master", "worker", "evaluator"):
             raise refuse(f"names job {job!r}; only chief, worker and evaluator are supported")
         if not isinstance(hosts, list) or not all(isinstance(h, str) and _is_address(h) for h in hosts):
             raise refuse(f"needs a list of 'host:port' for job {job!r}")
@@ -143,10 +146,10 @@ def _tf_config(variables: Mapping[str, str]) -> Cluster | None:
         return Cluster(source="TF_CONFIG", is_evaluator=True)
     if kind not in jobs or not 0 <= index < len(jobs[kind]):
         raise refuse(f"has no task {kind!r} number {index} in its cluster")
-    if len(jobs.get("chief", [])) > 1:
+    # "master" is the older name of the chief, which TFJob and Vertex AI still write.
+    chiefs, workers = [*jobs.get("chief", []), *jobs.get("master", [])], jobs.get("worker", [])
+    if len(chiefs) > 1:
         raise refuse("may name one chief only")
-
-    chiefs, workers = jobs.get("chief", []), jobs.get("worker", [])
     addresses = tuple(chiefs + workers)
     if len(set(addresses)) != len(addresses):
         raise refuse("has two tasks with the same address")
@@ -230,6 +233,15 @@ def _slurm(variables: Mapping[str, str]) -> Cluster | None:
         addresses=addresses,
         source="SLURM",
     )
+
+
+def _machines(variables: Mapping[str, str]) -> Cluster | None:
+    machines = Machines.from_environment(variables)
+    if machines is None:
+        return None
+    if machines.index is None:
+        return Cluster(source=machines.source, is_evaluator=True)
+    return Cluster.from_addresses(machines.addresses, machines.index, source=machines.source)
 
 
 def _node_of(rank: int, counts: tuple[int, ...]) -> int:

@@ -37,7 +37,7 @@ def _num_processes(command: str) -> int:
     if words[0] in ("horovodrun", "mpirun"):
         return int(words[words.index("-np") + 1])
     flags = _telling(lambda: launcher_flags.parser().parse_args(shlex.split(command.replace("$RANK", "0"))[3:]))
-    return int(flags.nproc_per_node) * int(flags.nnodes)
+    return int(flags.nproc_per_node or 1) * int(flags.nnodes or 1)
 
 
 def test_there_are_commands_of_every_launcher() -> None:

@@ -77,7 +77,7 @@ def _python(words: Sequence[str]) -> list[str]:
     if list(words[:2]) != ["-m", "strategies.launch"]:
         return list(words)
     flags = _parsed(launcher_flags.parser(), words[2:])
-    if flags.nnodes > 1 and (flags.node_rank is None or flags.master_addr is None):
+    if (flags.nnodes or 1) > 1 and (flags.node_rank is None or flags.master_addr is None):
         raise CommandError("several nodes, and no --node-rank or no --master-addr")
     return [flags.script, *flags.script_args]
 

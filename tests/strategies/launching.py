@@ -24,7 +24,7 @@ TIMEOUT_SECONDS = 120
 Launcher = TypeVar("Launcher", bound="Running")
 # Variables that a test run inherits from another launcher or from a shell must not affect the tests.
 OURS = re.compile(
-    r"TF_CONFIG|TF_NUM_|OMP_NUM_|PYTHONUNBUFFERED|HOROVOD_|OMPI_|(LOCAL_|GROUP_)?RANK|.*WORLD_SIZE|MASTER_|TORCHELASTIC_|STRATEGIES_TRACEBACK_DIR|STRATEGIES_STATUS_"
+    r"TF_CONFIG|PET_|SM_|CLUSTER_SPEC|TF_NUM_|OMP_NUM_|PYTHONUNBUFFERED|HOROVOD_|OMPI_|(LOCAL_|GROUP_)?RANK|.*WORLD_SIZE|MASTER_|TORCHELASTIC_|STRATEGIES_TRACEBACK_DIR|STRATEGIES_STATUS_"
 )
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not OURS.match(name)}
 
