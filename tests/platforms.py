@@ -144,3 +144,13 @@ def sagemaker_with_distribution(hosts: Sequence[str], current: str) -> dict[str,
     task = {"index": list(hosts).index(current), "type": "worker"}
     config = {"cluster": {"worker": [f"{host}:8890" for host in hosts]}, "environment": "cloud", "task": task}
     return {**sagemaker(hosts, current), "TF_CONFIG": json.dumps(config)}
+
+
+def names_of_machines(count: int) -> list[list[str]]:
+    """Returns the names of each machine of a job, on all platforms; on Vertex AI the first one is the primary."""
+    names = []
+    for i in range(count):
+        of_tf_job = f"{JOB}-worker-{i}.{NAMESPACE}.svc"
+        on_vertex = vertex_machine(min(i, 1), max(0, i - 1))
+        names.append([of_tf_job, mpi_job_worker(i), train_job_node(i), on_vertex, f"algo-{i + 1}"])
+    return names

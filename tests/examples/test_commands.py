@@ -117,8 +117,18 @@ def _telling(parse: Callable[[], Any]) -> Any:
         raise CommandError(said.getvalue()) from error
 
 
+def _container(words: Sequence[str]) -> list[str]:
+    """Returns the command after the image of `docker run`."""
+    images = [i for i, word in enumerate(words) if word.startswith("keras-strategies:")]
+    if not images:
+        raise CommandError("no image of this package")
+    return list(words[images[0] + 1 :])
+
+
 LAUNCHERS = {
+    "docker": _container,
     "python": _python,
+    "strategies-launch": lambda words: _python(["-m", "strategies.launch", *words]),
     "horovodrun": _horovodrun,
     "srun": _elsewhere(
         "--nodes|-N",

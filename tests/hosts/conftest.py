@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import platforms
 from tests.hosts import namespaces, network, train
 from tests.strategies.parity.harness import Outcome
 
@@ -13,7 +14,7 @@ from tests.strategies.parity.harness import Outcome
 def _all_hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[network.Hosts]:
     if reason := namespaces.why_not():
         pytest.skip(reason)
-    with network.Hosts(4, tmp_path_factory.mktemp("hosts")) as hosts:
+    with network.Hosts(4, tmp_path_factory.mktemp("hosts"), platforms.names_of_machines(2)) as hosts:
         yield hosts
 
 

@@ -33,9 +33,10 @@ class Hosts:
     Args:
         count: the number of hosts.
         folder: gets keys and the logs of the sshds.
+        aliases: further names of the first hosts.
     """
 
-    def __init__(self, count: int, folder: Path) -> None:
+    def __init__(self, count: int, folder: Path, aliases: Sequence[Sequence[str]] = ()) -> None:
         self._keys = ssh.Keys(folder)
         self._switch = namespaces.name_of("switch")
         self._namespaces = [namespaces.name_of(f"host{i}") for i in range(count)]
@@ -43,6 +44,7 @@ class Hosts:
         self._processes: list[subprocess.Popen[bytes]] = []
         self.addresses = tuple(f"10.99.0.{i + 1}" for i in range(count))
         self.names = tuple(f"host{i}" for i in range(count))
+        self._aliases = [" ".join(aliases[i]) if i < len(aliases) else "" for i in range(count)]
 
     def __enter__(self) -> Self:
         namespaces.remove_those_of_dead_runs()
@@ -136,7 +138,8 @@ class Hosts:
         return [*namespace, "sh", "-c", 'hostname "$0" && exec "$@"', self.names[host]]
 
     def _connect(self) -> None:
-        listed = "".join(f"{address} {name}\n" for address, name in zip(self.addresses, self.names, strict=True))
+        hosts = zip(self.addresses, self.names, self._aliases, strict=True)
+        listed = "".join(f"{address} {name} {aliases}\n" for address, name, aliases in hosts)
         namespaces.add("switch", {})
         ip("-n", self._switch, "link", "add", "bridge", "type", "bridge")
         ip("-n", self._switch, "link", "set", "bridge", "up")

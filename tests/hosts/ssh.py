@@ -11,7 +11,8 @@ from pathlib import Path
 
 from tests.hosts.namespaces import path_of
 
-PORT = 2222
+# Not 2222, the port of TensorFlow in jobs of Kubeflow and Vertex AI.
+PORT = 2200
 _LIMIT_SECONDS = 60.0
 
 
