@@ -10,6 +10,7 @@ releases that define their resources (CustomResourceDefinition).
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
 import sys
@@ -19,10 +20,8 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import yaml
-
-ROOT = Path(__file__).parents[2]
-DEPLOY = ROOT / "deploy"
+from tests.deploy.manifests import DEPLOY, load
+from tests.platforms import sagemaker
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -42,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     definitions = _schemas(flags.crds)
     for path in sorted((DEPLOY / "kubeflow").glob("*.yaml")):
-        for manifest in yaml.safe_load_all(path.read_text()):
+        for manifest in load(path):
             name = f"kubeflow/{path.name}: {manifest['kind']}"
             check(f"{name} by the pip package", lambda m=manifest: _by_package(m))
             schema = definitions.get((manifest["apiVersion"], manifest["kind"]))
@@ -56,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _by_package(manifest: Mapping[str, Any]) -> list[str]:
     """Returns the fields that the published model of a resource does not have, or its errors."""
-    import kubeflow_trainer_api.models as trainer
+    trainer: Any = importlib.import_module("kubeflow_trainer_api.models")
 
     kind = manifest["kind"]
     if kind in ("TrainJob", "TrainingRuntime"):
@@ -65,7 +64,7 @@ def _by_package(manifest: Mapping[str, Any]) -> list[str]:
     pods = [replica["template"] for replica in replicas.values()]
     found = [line for pod in pods for line in _by_model(trainer.IoK8sApiCoreV1PodTemplateSpec, pod)]
     if kind == "TFJob":
-        from kubeflow.training import models
+        models: Any = importlib.import_module("kubeflow.training.models")
 
         known = {
             models.KubeflowOrgV1TFJobSpec.attribute_map[name] for name in models.KubeflowOrgV1TFJobSpec.openapi_types
@@ -103,8 +102,8 @@ def _schemas(files: Sequence[Path]) -> dict[tuple[str, str], dict[str, Any]]:
     """Returns the schemas in files of CustomResourceDefinitions, by apiVersion and kind."""
     found = {}
     for file in files:
-        for definition in yaml.safe_load_all(file.read_text()):
-            if definition and definition["kind"] == "CustomResourceDefinition":
+        for definition in load(file):
+            if definition["kind"] == "CustomResourceDefinition":
                 spec = definition["spec"]
                 for version in spec["versions"]:
                     key = (f"{spec['group']}/{version['name']}", spec["names"]["kind"])
@@ -118,16 +117,16 @@ def closed(schema: Any) -> Any:
         return [closed(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
-    closed = {key: closed(value) for key, value in schema.items()}
+    made = {key: closed(value) for key, value in schema.items()}
     if schema.get("x-kubernetes-int-or-string"):
-        closed["type"] = ["integer", "string"]
+        made["type"] = ["integer", "string"]
     if isinstance(schema.get("properties"), dict) and "additionalProperties" not in schema:
-        closed.setdefault("additionalProperties", bool(schema.get("x-kubernetes-preserve-unknown-fields")))
-    return closed
+        made.setdefault("additionalProperties", bool(schema.get("x-kubernetes-preserve-unknown-fields")))
+    return made
 
 
 def _by_schema(manifest: Mapping[str, Any], schema: dict[str, Any]) -> list[str]:
-    import jsonschema
+    jsonschema: Any = importlib.import_module("jsonschema")
 
     # The schema leaves the fields of metadata to Kubernetes.
     schema["properties"]["metadata"] = {"type": "object"}
@@ -136,37 +135,31 @@ def _by_schema(manifest: Mapping[str, Any], schema: dict[str, Any]) -> list[str]
 
 
 def _vertex() -> list[str]:
-    from google.cloud.aiplatform_v1.types import CustomJobSpec
-    from google.protobuf import json_format
-
+    types: Any = importlib.import_module("google.cloud.aiplatform_v1.types")
+    json_format: Any = importlib.import_module("google.protobuf.json_format")
+    [job] = load(DEPLOY / "vertex" / "custom_job.yaml")
     try:
-        json_format.ParseDict(
-            yaml.safe_load((DEPLOY / "vertex" / "custom_job.yaml").read_text()), CustomJobSpec.pb(CustomJobSpec())
-        )
+        json_format.ParseDict(job, types.CustomJobSpec.pb(types.CustomJobSpec()))
     except json_format.ParseError as error:
         return [str(error)]
     return []
 
 
 def _sagemaker_request() -> list[str]:
-    from botocore.loaders import Loader
-    from botocore.model import ServiceModel
-    from botocore.validate import ParamValidator
-
-    model = ServiceModel(Loader().load_service_model("sagemaker", "service-2"))
+    loaders, models, validate = (
+        importlib.import_module(f"botocore.{name}") for name in ("loaders", "model", "validate")
+    )
+    model = models.ServiceModel(loaders.Loader().load_service_model("sagemaker", "service-2"))
     request = json.loads((DEPLOY / "sagemaker" / "training_job.json").read_text())
-    report = ParamValidator().validate(request, model.operation_model("CreateTrainingJob").input_shape)
+    report = validate.ParamValidator().validate(request, model.operation_model("CreateTrainingJob").input_shape)
     return report.generate_report().splitlines() if report.has_errors() else []
 
 
 def _sagemaker_variables() -> list[str]:
     """Returns what differs between `tests.platforms.sagemaker` and what the toolkit makes of the same job."""
-    from tests.platforms import sagemaker
-
     with tempfile.TemporaryDirectory() as base, mock.patch.dict(os.environ, {"SAGEMAKER_BASE_DIR": base}):
         # It reads the variable, and makes the folders, when it is imported.
-        from sagemaker_training import environment
-
+        environment: Any = importlib.import_module("sagemaker_training.environment")
         ours = sagemaker(("algo-1", "algo-2"), "algo-2")
         made = environment.Environment(
             resource_config=json.loads(ours["SM_RESOURCE_CONFIG"]),

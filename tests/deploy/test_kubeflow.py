@@ -5,22 +5,19 @@
 
 import argparse
 import shlex
-from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from strategies.launching import flags as launcher_flags
 from tests import platforms
 from tests.deploy.check_models import closed, differences
+from tests.deploy.manifests import DEPLOY, load
 from tests.examples.test_commands import program_and_flags
-
-FOLDER = Path(__file__).parents[2] / "deploy" / "kubeflow"
 
 
 def manifests(name: str) -> list[dict[str, Any]]:
-    return list(yaml.safe_load_all((FOLDER / name).read_text()))
+    return load(DEPLOY / "kubeflow" / name)
 
 
 def test_the_train_job() -> None:
