@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 #: The port that SageMaker's TensorFlow containers write into TF_CONFIG for MultiWorkerMirroredStrategy.
 SAGEMAKER_PORT = 8890
@@ -62,9 +61,12 @@ def _host(address: str) -> str:
 def _sagemaker(variables: Mapping[str, str]) -> Machines | None:
     if not variables.get("SM_HOSTS", "").strip():
         return None
-    hosts = _parsed(variables, "SM_HOSTS", '["algo-1","algo-2"]')
+    try:
+        hosts = json.loads(variables["SM_HOSTS"])
+    except json.JSONDecodeError:
+        hosts = None
     if not isinstance(hosts, list) or not hosts or not all(isinstance(host, str) and host for host in hosts):
-        raise _error(variables, "SM_HOSTS", "must be a list of host names", '["algo-1","algo-2"]')
+        raise _error(variables, "SM_HOSTS", "must be a list of host names in JSON", '["algo-1","algo-2"]')
     current = variables.get("SM_CURRENT_HOST", "")
     if current not in hosts or len(set(hosts)) != len(hosts):
         raise ValueError(
@@ -85,7 +87,10 @@ def _vertex(variables: Mapping[str, str]) -> Machines | None:
     if not variables.get(name, "").strip():
         return None
     example = '{"cluster": {"workerpool0": ["host0:2222"]}, "task": {"type": "workerpool0", "index": 0}}'
-    spec = _parsed(variables, name, example)
+    try:
+        spec = json.loads(variables[name])
+    except json.JSONDecodeError:
+        spec = None
     pools, task = (spec.get("cluster"), spec.get("task")) if isinstance(spec, dict) else (None, None)
     if not isinstance(pools, dict) or _PRIMARY not in pools or not isinstance(task, dict):
         # Other programs use this name, too.
@@ -102,13 +107,6 @@ def _vertex(variables: Mapping[str, str]) -> Machines | None:
     if kind == _EVALUATORS:
         return Machines(addresses, None, name)
     return Machines(addresses, index + (len(primary) if kind == _WORKERS else 0), name)
-
-
-def _parsed(variables: Mapping[str, str], name: str, example: str) -> Any:
-    try:
-        return json.loads(variables[name])
-    except json.JSONDecodeError as error:
-        raise _error(variables, name, f"is not JSON ({error})", example) from None
 
 
 def _error(variables: Mapping[str, str], name: str, what: str, example: str) -> ValueError:

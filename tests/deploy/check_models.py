@@ -10,6 +10,7 @@ releases that define their resources (CustomResourceDefinition).
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib
 import json
 import os
@@ -43,10 +44,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     for path in sorted((DEPLOY / "kubeflow").glob("*.yaml")):
         for manifest in load(path):
             name = f"kubeflow/{path.name}: {manifest['kind']}"
-            check(f"{name} by the pip package", lambda m=manifest: _by_package(m))
+            check(f"{name} by the pip package", functools.partial(_by_package, manifest))
             schema = definitions.get((manifest["apiVersion"], manifest["kind"]))
             if schema is not None:
-                check(f"{name} by its definition", lambda m=manifest, s=schema: _by_schema(m, s))
+                check(f"{name} by its definition", functools.partial(_by_schema, manifest, schema))
     check("vertex/custom_job.yaml: CustomJobSpec", _vertex)
     check("sagemaker/training_job.json: CreateTrainingJob", _sagemaker_request)
     check("the variables of SageMaker's toolkit are those of the tests", _sagemaker_variables)

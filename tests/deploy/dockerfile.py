@@ -42,7 +42,7 @@ def parse(text: str) -> list[Instruction]:
     Raises:
         ValueError: an instruction outside of `KNOWN`, or a use of it that is not supported here.
     """
-    found = []
+    found: list[Instruction] = []
     for line, joined in _joined_lines(text):
         name, _, rest = joined.partition(" ")
         instruction = Instruction(name, rest.strip(), line)

@@ -5,13 +5,17 @@ No platform is involved: the processes are started here, as the platforms start 
 
 from __future__ import annotations
 
+import os
 import pickle
+import signal
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import keras
 import numpy as np
+import psutil
 import pytest
 
 from tests import platforms
@@ -60,6 +64,30 @@ def test_one_process_on_each_machine(
     processes = [hosts.run(i, command, log, environments[i]) for i, log in enumerate(logs)]
     codes = [process.wait(LIMIT_SECONDS) for process in processes]
     assert codes == [0, 0], "\n".join(log.read_text(errors="replace")[-4000:] for log in logs)
+    difference = compare(on_plain_keras, _outcome(folder))
+    assert difference.largest <= TOLERANCE, difference
+
+
+@RESEMBLING
+@pytest.mark.timeout(LIMIT_SECONDS + 30)
+def test_containers_that_are_restarted_resume(hosts: Hosts, folder: Path, on_plain_keras: Outcome) -> None:
+    """Rank 1 is killed: rank 0 fails too, both start again under the same addresses, as a TFJob with OnFailure does."""
+    program = [sys.executable, PROGRAM, MULTI_WORKER, str(folder), "--saves", "--seconds-per-step", "0.1"]
+    logs = [folder / f"log{i}" for i in range(2)]
+    processes = [
+        hosts.run(i, ["sh", "-c", 'until "$@"; do :; done', "container", *program], log, environment)
+        for i, log in enumerate(logs)
+        for environment in [platforms.tf_job({"worker": 2}, "worker", i)]
+    ]
+    steps = folder / "steps1"
+    deadline = time.monotonic() + LIMIT_SECONDS / 2
+    while not (steps.exists() and int(steps.read_text() or 0) >= 5):
+        assert time.monotonic() < deadline, logs[1].read_text(errors="replace")[-4000:]
+        time.sleep(0.05)
+    [rank] = [pid for pid in hosts.pids(1) if psutil.Process(pid).name().startswith("python")]
+    os.kill(rank, signal.SIGKILL)
+    assert [process.wait(LIMIT_SECONDS / 2) for process in processes] == [0, 0]
+    assert "rank 1" in logs[0].read_text(errors="replace").lower()
     difference = compare(on_plain_keras, _outcome(folder))
     assert difference.largest <= TOLERANCE, difference
 

@@ -75,7 +75,7 @@ def test_flags(
         ({"PET_NNODES": "1:2"}, r"--nnodes, whose default is from the environment \(PET_NNODES\): .*elastic"),
         ({"PET_NNODES": "2"}, "needs --node-rank"),
         (platforms.vertex([1, 2, 0, 1], 3, 0), "already is a rank|only evaluates"),
-        ({"SM_HOSTS": "["}, "SM_HOSTS is not JSON"),
+        ({"SM_HOSTS": "["}, "SM_HOSTS must be a list"),
     ],
 )
 def test_refused(
