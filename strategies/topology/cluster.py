@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from strategies.topology.platforms import Machines
-
-#: Port of the first process of a Slurm node; TensorFlow's SlurmClusterResolver uses the same.
-SLURM_PORT = 8888
+from strategies.topology.slurm import expand_counts, expand_hosts, first_port
 
 
 @dataclass(frozen=True)
@@ -221,9 +217,8 @@ def _slurm(variables: Mapping[str, str]) -> Cluster | None:
     if not 0 <= node_rank < len(counts):
         raise ValueError(f"Slurm: node {node_rank} is not among {len(counts)} nodes. Check SLURM_NODEID.")
     first = sum(counts[:node_rank])
-    addresses = tuple(
-        f"{node}:{SLURM_PORT + i}" for node, count in zip(nodes, counts, strict=False) for i in range(count)
-    )
+    port = first_port(variables)
+    addresses = tuple(f"{node}:{port + i}" for node, count in zip(nodes, counts, strict=False) for i in range(count))
     return Cluster(
         rank=rank,
         world_size=size,
@@ -262,54 +257,3 @@ def _numbers(variables: Mapping[str, str], source: str, remedy: str) -> Callable
         return int(value)
 
     return number
-
-
-def expand_hosts(text: str) -> tuple[str, ...]:
-    """Expands a list of host names such as ``node[01-03,7],gpu1``, in its order.
-
-    Source: Slurm's manual page of ``scontrol show hostnames``.
-
-    Args:
-        text: names and bracketed ranges, separated by commas; leading zeros set the width. Several brackets
-            in one name give all combinations. An empty text has no names.
-
-    Raises:
-        ValueError: brackets that do not match, or an invalid range.
-    """
-    # A comma separates names only outside of brackets.
-    names = re.findall(r"(?:\[[^\[\]]*\]|[^,\[\]])+", text)
-    if ",".join(names) != text.strip(",") or any(not name.strip() for name in names):
-        raise ValueError(f"Expected a list of host names such as 'node[01-03,7],gpu1'. Received: {text!r}.")
-    return tuple(host for name in names for host in _expand_name(name.strip(), text))
-
-
-def expand_counts(text: str) -> tuple[int, ...]:
-    """Expands a list of counts such as ``2(x3),1``, to ``(2, 2, 2, 1)`` (Slurm's manual page of srun).
-
-    Raises:
-        ValueError: anything else.
-    """
-    counts: list[int] = []
-    for item in text.split(","):
-        match = re.fullmatch(r"\s*(\d+)(?:\(x(\d+)\))?\s*", item)
-        if not match:
-            raise ValueError(f"Expected a list of counts such as '2(x3),1'. Received: {text!r}.")
-        counts += [int(match[1])] * int(match[2] or 1)
-    return tuple(counts)
-
-
-def _expand_name(name: str, text: str) -> list[str]:
-    pieces = re.split(r"(\[[^\[\]]*\])", name)
-    choices = [_expand_ranges(p[1:-1], text) if p.startswith("[") else [p] for p in pieces]
-    return ["".join(parts) for parts in itertools.product(*choices)]
-
-
-def _expand_ranges(ranges: str, text: str) -> list[str]:
-    numbers: list[str] = []
-    for item in ranges.split(","):
-        match = re.fullmatch(r"(\d+)(?:-(\d+))?", item.strip())
-        if not match or int(match[1]) > int(match[2] or match[1]):
-            raise ValueError(f"{item!r} is neither a number nor an ascending range of numbers. Received: {text!r}.")
-        width = len(match[1])
-        numbers += [f"{n:0{width}d}" for n in range(int(match[1]), int(match[2] or match[1]) + 1)]
-    return numbers

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from strategies.topology.cluster import Cluster, expand_counts, expand_hosts
+from strategies.topology.cluster import Cluster
 
 
 def tf_config(cluster: Any, kind: str = "worker", index: Any = 0) -> dict[str, str]:
@@ -124,33 +124,3 @@ def test_the_environment_of_the_process_is_the_default(monkeypatch: pytest.Monke
 def test_a_world_that_does_not_add_up() -> None:
     with pytest.raises(ValueError, match="1 addresses do not fit a world of 2"):
         Cluster(world_size=2, addresses=("a:1",))
-
-
-@pytest.mark.parametrize(
-    ("text", "names"),
-    [
-        ("", ()),
-        ("one", ("one",)),
-        ("node[01-03,7],gpu1", ("node01", "node02", "node03", "node7", "gpu1")),
-        ("a,b-2,c.d", ("a", "b-2", "c.d")),
-        ("r[1-2]n[08-10]x", ("r1n08x", "r1n09x", "r1n10x", "r2n08x", "r2n09x", "r2n10x")),
-        ("n[9-11]", ("n9", "n10", "n11")),
-        ("[1-2]", ("1", "2")),
-    ],
-)
-def test_names(text: str, names: tuple[str, ...]) -> None:
-    assert expand_hosts(text) == names
-
-
-@pytest.mark.parametrize("text", ["n[1-2", "n1-2]", "n[3-1]", "n[a]", "n[]", "n[[1]]", "a,,b"])
-def test_refused_names(text: str) -> None:
-    with pytest.raises(ValueError, match="Received"):
-        expand_hosts(text)
-
-
-def test_counts() -> None:
-    assert expand_counts("2(x3),1") == (2, 2, 2, 1)
-    assert expand_counts("4") == (4,)
-    for text in ("", "2x3", "a", "2(x)"):
-        with pytest.raises(ValueError, match="Received"):
-            expand_counts(text)
