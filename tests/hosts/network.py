@@ -74,7 +74,7 @@ class Hosts:
         with log.open("wb") as output:
             process = subprocess.Popen(
                 # A shell without job control, which may have started the tests, makes its children ignore SIGINT.
-                [*self._inside(host), "env", "--default-signal=INT", *command],
+                [*self.inside(host), "env", "--default-signal=INT", *command],
                 cwd=ROOT,
                 env={**os.environ, **ENVIRONMENT, **path, **(environment or {})},
                 stdin=subprocess.DEVNULL,
@@ -90,6 +90,11 @@ class Hosts:
         named = ",".join(f"{self.names[host]}:1" for host in hosts)
         arguments = ["-np", str(len(hosts)), "-H", named, "--network-interfaces", INTERFACE, "--disable-cache"]
         return [*arguments, "--ssh-port", str(ssh.PORT), *program]
+
+    def inside(self, host: int) -> list[str]:
+        """Returns the beginning of a command that runs the rest on a host."""
+        namespace = ["ip", "netns", "exec", self._namespaces[host], "unshare", "--uts"]
+        return [*namespace, "sh", "-c", 'hostname "$0" && exec "$@"', self.names[host]]
 
     def pids(self, host: int) -> list[int]:
         """Returns the ids of the processes on a host, without sshd's."""
@@ -131,11 +136,7 @@ class Hosts:
             self.mend(host)
         self._reap()
         for host, address in enumerate(self.addresses):
-            self._sshds[host] = self._keys.serve(address, self._inside(host))
-
-    def _inside(self, host: int) -> list[str]:
-        namespace = ["ip", "netns", "exec", self._namespaces[host], "unshare", "--uts"]
-        return [*namespace, "sh", "-c", 'hostname "$0" && exec "$@"', self.names[host]]
+            self._sshds[host] = self._keys.serve(address, self.inside(host))
 
     def _connect(self) -> None:
         hosts = zip(self.addresses, self.names, self._aliases, strict=True)

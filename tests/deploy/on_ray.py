@@ -1,0 +1,87 @@
+"""`deploy/ray/mnist_ray.py` on Ray's local cluster: two workers train, and continue after one of them was killed.
+
+`make deploy-tests` runs this file with such an environment in DEPLOY_RAY_PYTHON; `make test` does not collect it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.deploy.runs import Run, assert_equal
+from tests.processes import ROOT
+
+pytestmark = pytest.mark.timeout(900)
+EPOCHS = 8
+PROGRAM = ROOT / "deploy" / "ray" / "mnist_ray.py"
+
+
+def run(folder: Path, ray_folder: str) -> Run:
+    """Returns a run of two workers on this machine."""
+    command = [os.environ["DEPLOY_RAY_PYTHON"], str(PROGRAM), f"--epochs={EPOCHS}", f"--run_dir={folder / 'run'}"]
+    environment = {
+        "KERAS_HOME": str(folder / "keras"),
+        # Ray's sockets must have short paths.
+        "RAY_TMPDIR": ray_folder,
+        "RAY_USAGE_STATS_ENABLED": "0",
+        # On a busy machine workers take longer to start than Ray's minute.
+        "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "240",
+        # Else Ray leaves out lines that resemble those of other workers.
+        "RAY_DEDUP_LOGS": "0",
+    }
+    return Run(folder, command, environment)
+
+
+def result(job: Run) -> dict[str, float]:
+    """Returns the last logs, which rank 0 prints; Ray writes the name of the worker before it."""
+    # A set: Ray shows what a worker prints up to twice.
+    [line] = {line.partition(" result ")[2] for line in job.log.splitlines() if " result accuracy=" in line}
+    return {name: float(value) for name, value in (word.split("=") for word in line.split())}
+
+
+def processes(job: Run) -> list[tuple[int, int]]:
+    """Returns ranks and process ids that the output names, in order."""
+    found = re.findall(r"rank (\d): process (\d+) starts", job.log)
+    return list(dict.fromkeys((int(rank), int(pid)) for rank, pid in found))
+
+
+@pytest.fixture
+def ray_folder() -> Iterator[str]:
+    """Yields a folder for Ray's sockets, which must have short paths."""
+    with tempfile.TemporaryDirectory(prefix="ray") as folder:
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
+    """Returns the last logs of a run that was not interrupted."""
+    with (
+        tempfile.TemporaryDirectory(prefix="ray") as ray_folder,
+        run(tmp_path_factory.mktemp("uninterrupted"), ray_folder) as job,
+    ):
+        assert job.wait_for_end() == 0, job.log[-8000:]
+    return result(job)
+
+
+def test_workers_train(uninterrupted: dict[str, float]) -> None:
+    assert uninterrupted.keys() == {"accuracy", "loss", "val_accuracy", "val_loss"}
+    assert uninterrupted["val_accuracy"] > 0.9
+
+
+def test_a_killed_worker_ends_the_others_and_new_ones_continue(
+    uninterrupted: dict[str, float], tmp_path: Path, ray_folder: str
+) -> None:
+    with run(tmp_path, ray_folder) as job:
+        job.wait_for("epoch 3", lambda: "Epoch 3/" in job.log)
+        os.kill(dict(processes(job))[1], signal.SIGKILL)
+        seconds = job.wait_for("new workers", lambda: len(processes(job)) == 4)
+        print(f"{seconds:.1f} s from the kill until new workers train")
+        assert job.wait_for_end() == 0, job.log[-8000:]
+    assert_equal([result(job)], [uninterrupted])
+    assert re.search(r"rank 0: process \d+ starts in epoch [23], step", job.log)
