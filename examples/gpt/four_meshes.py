@@ -97,7 +97,9 @@ def draw(curves: Mapping[str, Sequence[float]], steps_per_point: int, caption: s
     below = _HEIGHT - _BOTTOM + 18
     for index in range(count // 4 - 1, count, max(1, count // 4)):
         step = (index + 1) * steps_per_point
-        lines.append(f'<text x="{x(index):.1f}" y="{below}" text-anchor="middle">step {step}</text>')
+        # The last one would leave the picture.
+        anchor = "middle" if index < count - 1 else "end"
+        lines.append(f'<text x="{x(index):.1f}" y="{below}" text-anchor="{anchor}">step {step}</text>')
     lines.append(f'<text x="14" y="{_TOP + inner_height / 2:.0f}" transform="rotate(-90 14 ')
     lines[-1] += f'{_TOP + inner_height / 2:.0f})" text-anchor="middle">loss</text>'
     for row, ((name, curve), (colour, width)) in enumerate(zip(curves.items(), _STROKES, strict=False)):
