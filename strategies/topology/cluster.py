@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from strategies.topology.platforms import Machines
 from strategies.topology.slurm import expand_counts, expand_hosts, first_port
+from strategies.topology.torchrun import refuse_torchrun
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,7 @@ class Cluster:
             environment: variables by name; ``os.environ`` if None.
 
         Raises:
-            ValueError: variables that are malformed, incomplete or contradict each other.
+            ValueError: variables that are malformed, incomplete or contradict each other, or only torchrun's.
         """
         variables = os.environ if environment is None else environment
         found = [c for c in (_tf_config(variables), _horovod(variables), _open_mpi(variables)) if c]
@@ -105,7 +106,10 @@ class Cluster:
                     f"variables of the other. Received: rank {found[0].rank} of {found[0].world_size} from "
                     f"{found[0].source}, rank {other.rank} of {other.world_size} from {other.source}."
                 )
-        return found[0] if found else _slurm(variables) or _machines(variables) or cls()
+        if cluster := found[0] if found else _slurm(variables) or _machines(variables):
+            return cluster
+        refuse_torchrun(variables)
+        return cls()
 
 
 def _tf_config(variables: Mapping[str, str]) -> Cluster | None:

@@ -1,0 +1,21 @@
+"""Keras with a strategy: strategies-launch --nproc-per-node 2 accelerate_after.py"""
+
+import keras
+import numpy as np
+
+import strategies
+
+rng = np.random.default_rng(0)
+x = rng.standard_normal((1000, 20), dtype="float32")
+y = np.sin(x.sum(axis=1, keepdims=True))
+weights = [0.2 * rng.standard_normal(shape, dtype="float32") for shape in [(20, 32), (32,), (32, 1), (1,)]]
+
+strategy = strategies.MultiWorkerMirroredStrategy()
+with strategy.scope():
+    model = keras.Sequential([keras.Input((20,)), keras.layers.Dense(32, "tanh"), keras.layers.Dense(1)])
+    optimizer = keras.optimizers.SGD(0.05, momentum=0.9, global_clipnorm=1.0, gradient_accumulation_steps=2)
+    model.compile(optimizer, loss="mse")
+model.set_weights(weights)
+losses = model.fit(x, y, batch_size=100, epochs=3, shuffle=False, verbose=0).history["loss"]
+if strategy.is_chief:
+    print("loss", *(f"{loss:.6f}" for loss in losses))
