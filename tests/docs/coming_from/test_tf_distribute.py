@@ -1,8 +1,7 @@
-"""docs/coming_from/tf_distribute.md: programs under tf.distribute and under ours, with the numbers of one device."""
+"""docs/coming_from/tf_distribute.md and index.md: under tf.distribute and ours, the numbers of one device."""
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 
@@ -101,6 +100,24 @@ def test_the_parameter_server_is_refused_as_the_page_says() -> None:
 
     with pytest.raises(NotImplementedError) as raised:
         strategies.ParameterServerStrategy()
-    [quoted] = re.findall(r"```\n(NotImplementedError: .*?)\n```", PAGE, flags=re.DOTALL)
+    [quoted] = re.findall(r"```\n\s*(NotImplementedError: .*?)\n\s*```", PAGE, flags=re.DOTALL)
     assert str(raised.value).startswith(" ".join(quoted.split()).removeprefix("NotImplementedError: ").rstrip(" ."))
-    assert os.sep not in quoted
+
+
+@pytest.mark.parity_all
+def test_keras_3_reads_what_keras_2_saved_as_h5(tmp_path: Path) -> None:
+    interpreter = interpreter_with("tf_keras", "tensorflow")
+    layers = "[keras.Input((8,)), keras.layers.Dense(4), keras.layers.BatchNormalization()]"
+    model = f"model = keras.Sequential({layers})\n"
+    shown = 'print("sum of outputs", abs(model.predict(np.ones((2, 8)), verbose=0)).sum())\n'
+    weights, whole = str(tmp_path / "weights.h5"), str(tmp_path / "model.h5")
+    save = f"model.save_weights({weights!r})\nmodel.save({whole!r})\n"
+    load_weights = f"{model}model.load_weights({weights!r})\n"
+    load_model = f"model = keras.models.load_model({whole!r}, compile=False)\n"
+    scope = "import strategies\nstrategies.MirroredStrategy().scope().__enter__()\n"
+    first = "import numpy as np, tf_keras as keras\n" + model + shown + save
+    second = "import numpy as np, keras\n" + scope + load_weights + shown + load_model + shown
+    printed = output(tmp_path, [interpreter, "-c", first]) + output(tmp_path, [interpreter, "-c", second])
+    sums = re.findall(r"sum of outputs (\S+)", printed)
+    assert len(sums) == 3
+    assert len(set(sums)) == 1
