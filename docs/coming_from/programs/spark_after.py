@@ -24,5 +24,5 @@ def train():
 if __name__ == "__main__":
     from spark_tensorflow_distributor import MirroredStrategyRunner
 
-    # The program makes its own strategy, in place of the runner's tf.distribute.MultiWorkerMirroredStrategy.
+    # The function creates its strategy; by default the runner would create TensorFlow's.
     print(MirroredStrategyRunner(num_slots=2, use_gpu=False, use_custom_strategy=True).run(train))
