@@ -26,12 +26,11 @@ def test_two_workers_print_the_losses_of_one_device(platform: str, tmp_path: Pat
 @pytest.mark.parity_all
 def test_ray_itself(tmp_path: Path) -> None:
     interpreter = interpreter_with("ray", "tensorflow")
-    printed = output(tmp_path, [interpreter, str(PROGRAMS / "ray_after.py")])
-    assert same(printed)
-    assert "last loss 0.516453" in printed
+    assert same(output(tmp_path, [interpreter, str(PROGRAMS / "ray_after.py")]))
 
 
 @pytest.mark.parity_all
-def test_spark_itself(tmp_path: Path) -> None:
+def test_spark_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     interpreter = interpreter_with("pyspark", "spark_tensorflow_distributor", "tensorflow")
+    monkeypatch.setenv("PYSPARK_PYTHON", interpreter)
     assert same(output(tmp_path, [interpreter, str(PROGRAMS / "spark_after.py")]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -30,7 +31,7 @@ SETTINGS = {
     "batch_size=97": ({"batch_size=100": "batch_size=97"}, "InvalidArgumentError"),
     "gradient_accumulation_steps=2": (
         {"momentum=0.9": "momentum=0.9, gradient_accumulation_steps=2"},
-        "merge_call called while defining a new graph or a tf.function",
+        "called while defining a new graph or a tf.function",
     ),
     "steps_per_execution=5": ({'"mse"': '"mse", steps_per_execution=5'}, "You must feed a value for placeholder"),
     "jit_compile=True": ({'"mse"': '"mse", jit_compile=True'}, "InvalidArgumentError"),
@@ -114,9 +115,9 @@ def test_keras_3_reads_what_keras_2_saved_as_h5(tmp_path: Path) -> None:
     save = f"model.save_weights({weights!r})\nmodel.save({whole!r})\n"
     load_weights = f"{model}model.load_weights({weights!r})\n"
     load_model = f"model = keras.models.load_model({whole!r}, compile=False)\n"
-    scope = "import strategies\nstrategies.MirroredStrategy().scope().__enter__()\n"
     first = "import numpy as np, tf_keras as keras\n" + model + shown + save
-    second = "import numpy as np, keras\n" + scope + load_weights + shown + load_model + shown
+    imports = "import numpy as np, keras, strategies\nwith strategies.MirroredStrategy().scope():\n"
+    second = imports + textwrap.indent(load_weights + shown + load_model + shown, "    ")
     printed = output(tmp_path, [interpreter, "-c", first]) + output(tmp_path, [interpreter, "-c", second])
     sums = re.findall(r"sum of outputs (\S+)", printed)
     assert len(sums) == 3
