@@ -3,6 +3,9 @@
 import importlib
 from typing import Any
 
+#: The version of the distribution, which pyproject.toml reads here.
+__version__ = "0.1.0"
+
 # TensorFlow takes seconds to import, and some modules of this package, such as the launcher and the installation of
 # Horovod, do not need it. So each name is imported on first use. `__init__.pyi` tells type checkers the same.
 _MODULES = {

@@ -25,4 +25,5 @@ from strategies.steps.waiting import seconds_waited as seconds_waited
 from strategies.topology.cluster import Cluster as Cluster
 from strategies.topology.mesh import DeviceMesh as DeviceMesh
 
+__version__: str
 __all__: list[str]

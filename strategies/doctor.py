@@ -11,17 +11,11 @@ ranks is limited by --timeout-seconds.
 """
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 
-import tensorflow as tf
-
-from strategies.doctoring.addresses import check_addresses
-from strategies.doctoring.exchange import exchange, run_exchange
-from strategies.doctoring.machine import LAUNCH, check_machine
-from strategies.doctoring.report import Report
-from strategies.doctoring.software import check_horovod, check_versions
-from strategies.topology.cluster import Cluster
+from strategies.command_line import Parser
 from strategies.topology.mesh import DeviceMesh
 
 _STRATEGIES = ("MultiWorkerMirroredStrategy", "HorovodStrategy")
@@ -37,38 +31,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         SystemExit: with 2 for invalid flags.
     """
     flags = _parser().parse_args(argv)
-    if flags.exchange:
-        return run_exchange(flags)
-    report = Report(as_json=flags.json)
-    cluster = None
-    try:
-        cluster = Cluster.from_environment()
-        report.rank = cluster.rank
-    except ValueError as error:
-        report.problem(str(error))
-    check_machine(cluster or Cluster(), report)
-    if report.rank == 0:
-        check_versions(report)
-        check_horovod(report)
-    if cluster is not None:
-        names = ("source", "rank", "world_size", "local_size", "addresses")
-        report.section("processes", {name: getattr(cluster, name) for name in names})
-        if cluster.world_size == 1:
-            report.section("logical devices", {"local": [device.name for device in tf.config.list_logical_devices()]})
-            report.hint(f"this is a single process. To measure the bandwidth between two: {LAUNCH}")
-        elif check_addresses(cluster, report):
-            exchange(cluster, report, flags)
-    return report.close()
+    # Its information lines would come between those of the report; its warnings, as of missing libraries, may help.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
+    # TensorFlow takes seconds to import: the help, and the report of a wrong flag, do not wait for it.
+    from strategies.doctoring.checks import run_checks
+    from strategies.doctoring.exchange import run_exchange
+
+    return run_exchange(flags) if flags.exchange else run_checks(flags)
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m strategies.doctor", description=__doc__.splitlines()[0], allow_abbrev=False
+    parser = Parser(
+        "doctor",
+        notes="In place of a program of several ranks: strategies-launch --nproc-per-node 2 -m strategies.doctor",
     )
     add = parser.add_argument
     add("--max-mb", type=_positive, default=100.0, metavar="MB", help="the largest tensor to reduce; default 100")
     add("--mesh", type=_axes, metavar="AXES", help="the mesh of the program, as in data=1,pipe=2,tensor=2")
-    add("--json", action="store_true", help="one line of JSON per rank")
+    add("--json", action="store_true", help="print one line of JSON per rank")
     add(
         "--timeout-seconds",
         type=_positive,

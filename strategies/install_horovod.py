@@ -7,7 +7,6 @@ over Gloo, or over Gloo and MPI. Tensors on GPUs are sent by NCCL if nvcc and NC
 installed from there the next time the same versions are wanted.
 """
 
-import argparse
 import contextlib
 import fcntl
 import os
@@ -38,6 +37,7 @@ from strategies._horovod_recipe import (
     patch_tree,
 )
 from strategies.atomic_file import atomic_file
+from strategies.command_line import Parser
 
 _LOG_LINES_SHOWN = 30
 _ERRORS_SHOWN = 5
@@ -181,7 +181,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     Raises:
         SystemExit: with the message of an InstallError.
     """
-    parser = argparse.ArgumentParser(prog="python -m strategies.install_horovod", description=__doc__.splitlines()[0])
+    parser = Parser("install_horovod")
     parser.add_argument("--mpi", action="store_true", help="build for MPI (tried: Open MPI) beside Gloo")
     devices = parser.add_mutually_exclusive_group()
     devices.add_argument("--gpu", action="store_true", help="build for GPUs (NCCL), or end with what is missing")
@@ -189,7 +189,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--force", action="store_true", help="build again even if a wheel exists or Horovod is installed"
     )
-    parser.add_argument("--wheel-dir", type=Path, help="where finished wheels are kept (default: the user's cache)")
+    parser.add_argument(
+        "--wheel-dir", type=Path, metavar="FOLDER", help="keeps finished wheels; default: the user's cache"
+    )
     flags = parser.parse_args(argv)
     backend = "mpi" if flags.mpi else "gloo"
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("Stopped by SIGTERM."))

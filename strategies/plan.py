@@ -21,6 +21,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from strategies.command_line import Parser
 from strategies.planning import (
     GPUS,
     NETWORKS,
@@ -91,36 +92,52 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0 if found.best else 1
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m strategies.plan",
-        description="Finds the mesh on which a transformer or a ResNet trains fastest, and whether it fits.",
-        epilog="example: python -m strategies.plan --layers=32 --hidden=4096 --heads=32 --batch=512 --gpus=8",
-    )
+def _parser() -> Parser:
+    parser = Parser("plan")
     transformer = parser.add_argument_group("a transformer")
-    transformer.add_argument("--layers", type=int, help="blocks of the model")
-    transformer.add_argument("--hidden", type=int, help="features of a token")
-    transformer.add_argument("--heads", type=int, help="heads of attention")
-    transformer.add_argument("--sequence", type=int, default=2048, help="tokens of a row")
-    transformer.add_argument("--vocabulary", type=int, default=51200, help="tokens in all")
-    transformer.add_argument("--experts", type=int, help="experts in place of each feed-forward part")
-    transformer.add_argument("--top-k", type=int, default=2, help="experts that compute a token")
-    transformer.add_argument("--lora", type=int, metavar="RANK", help="train adapters of this rank only")
-    transformer.add_argument("--frozen", choices=_FROZEN_BYTES, default="float32", help="dtype of weights with --lora")
+    add = transformer.add_argument
+    add("--layers", type=int, metavar="N", help="blocks of the model")
+    add("--hidden", type=int, metavar="N", help="features of a token")
+    add("--heads", type=int, metavar="N", help="heads of attention")
+    add("--sequence", type=int, default=2048, metavar="N", help="tokens of a row; default 2048")
+    add("--vocabulary", type=int, default=51200, metavar="N", help="tokens in all; default 51200")
+    parser.add_rare(add, "--experts", type=int, metavar="N", help="experts in place of each feed-forward part")
+    parser.add_rare(add, "--top-k", type=int, default=2, metavar="N", help="experts that compute a token; default 2")
+    parser.add_rare(add, "--lora", type=int, metavar="RANK", help="train adapters of this rank only")
+    parser.add_rare(
+        add,
+        "--frozen",
+        choices=_FROZEN_BYTES,
+        default="float32",
+        metavar="DTYPE",
+        help=f"dtype of weights with --lora: {', '.join(_FROZEN_BYTES)}; default float32",
+    )
     resnet = parser.add_argument_group("a ResNet")
     resnet.add_argument("--resnet", type=int, metavar="DEPTH", help="50, 101 or 152 layers")
-    resnet.add_argument("--image", type=int, default=224, help="pixels of a side")
-    parser.add_argument("--batch", type=int, required=True, help="rows of the global batch")
-    parser.add_argument("--gpus", type=int, required=True, help="the number of GPUs")
-    parser.add_argument("--gpu", choices=GPUS, default="A100", help="their kind")
-    parser.add_argument("--network", choices=NETWORKS, help="between hosts; by default the usual one of the GPU")
-    parser.add_argument("--host-size", type=int, default=8, help="GPUs of a host")
-    parser.add_argument("--best", type=int, default=10, help="the number of meshes to print")
-    parser.add_argument(
-        "--scale", type=_numbers, help="print the best mesh of each number of GPUs, at rows for each GPU"
+    resnet.add_argument("--image", type=int, default=224, metavar="N", help="pixels of a side; default 224")
+    add = parser.add_argument_group("training").add_argument
+    add("--batch", type=int, required=True, metavar="N", help="rows of the global batch; required")
+    add("--gpus", type=int, required=True, metavar="N", help="the number of GPUs; required")
+    add("--gpu", choices=GPUS, default="A100", metavar="KIND", help=f"{', '.join(GPUS)}; default A100")
+    parser.add_rare(
+        add,
+        "--network",
+        choices=NETWORKS,
+        metavar="KIND",
+        help=f"between hosts: {', '.join(NETWORKS)}; default: the usual one of the GPU",
     )
-    parser.add_argument("--svg", metavar="FILE", help="draw the parts of a step's time")
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_rare(add, "--host-size", type=int, default=8, metavar="N", help="GPUs of a host; default 8")
+    add = parser.add_argument_group("output").add_argument
+    add("--best", type=int, default=10, metavar="N", help="the number of meshes to print; default 10")
+    parser.add_rare(
+        add,
+        "--scale",
+        type=_numbers,
+        metavar="N,N,...",
+        help="print the best mesh of each number of GPUs, at rows for each GPU",
+    )
+    add("--svg", metavar="FILE", help="draw the parts of a step's time")
+    add("--json", action="store_true", help="print JSON")
     dry_run.add_flags(parser)
     return parser
 

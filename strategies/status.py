@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TextIO
 
+from strategies.command_line import Parser
 from strategies.monitoring.client import Client, ClientError, ClosedError, GoneError
 from strategies.monitoring.settings import TOKEN_VARIABLE, check_token, token_of
 from strategies.monitoring.terminal import printable, terminal_lines
@@ -115,9 +116,7 @@ def _token(flags: argparse.Namespace) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m strategies.status", description=(__doc__ or "").splitlines()[0], allow_abbrev=False
-    )
+    parser = Parser("status", "HOST:PORT")
     add = parser.add_argument
     add("address", metavar="HOST:PORT", help="the address that the launcher prints")
     shown = parser.add_mutually_exclusive_group()

@@ -65,16 +65,19 @@ ROOMS = (
         ("row values",),
     ),
     Room("buckets", 0, ("strategies.buckets",), rooms=("buckets",)),
+    # Standard library only: the help of every tool is printed at once.
+    Room("command line", 0, ("strategies.command_line",)),
+    Room("list of tools", 5, ("strategies.__main__",), rooms=("command line", "front door")),
     Room(
         "dry run",
         0,
         ("strategies.planning.dry_run",),
-        rooms=("plans", "buckets", "schedule", "topology", "text tables", "dry run"),
+        rooms=("command line", "plans", "buckets", "schedule", "topology", "text tables", "dry run"),
     ),
     Room("division", 0, ("strategies.evenly",)),
     Room("frozen context", 0, ("strategies.frozen_context",)),
     Room("plans", 0, ("strategies.planning",), rooms=("schedule", "text tables", "charts", "plans")),
-    Room("planner", 0, ("strategies.plan",), rooms=("plans", "dry run")),
+    Room("planner", 0, ("strategies.plan",), rooms=("command line", "plans", "dry run")),
     Room("files", 0, ("strategies.atomic_file",)),
     Room("operation names", 0, ("strategies.op_names.names",)),
     Room(
@@ -112,7 +115,7 @@ ROOMS = (
         "setup",
         0,
         ("strategies.install_horovod", "strategies._horovod_recipe", "strategies._horovod_gpu"),
-        rooms=("cuda version", "files", "setup"),
+        rooms=("command line", "cuda version", "files", "setup"),
     ),
     Room("control plane", 0, ("strategies.control_plane",), rooms=("port users", "rank end", "control plane")),
     # The launcher also starts without numpy.
@@ -128,13 +131,13 @@ ROOMS = (
         "monitoring",
         0,
         ("strategies.monitoring", "strategies.status"),
-        rooms=("files", "text tables", "control plane", "trace values", "monitoring"),
+        rooms=("command line", "files", "text tables", "control plane", "trace values", "monitoring"),
     ),
     Room(
         "launcher",
         0,
         ("strategies.launch", "strategies.launching"),
-        rooms=("cores", "platforms", "port users", "rank end", "control plane", "monitoring", "launcher"),
+        rooms=("command line", "cores", "platforms", "port users", "rank end", "control plane", "monitoring", "launcher"),
     ),
     Room(
         "devices",
@@ -265,7 +268,7 @@ ROOMS = (
         3,
         ("strategies.convert", "strategies.converting"),
         ("numpy", "tensorflow", "h5py", "tensorstore"),
-        ("files", "replica", "saving", "convert"),
+        ("command line", "files", "replica", "saving", "convert"),
     ),
     Room(
         "tracing",
@@ -350,7 +353,18 @@ ROOMS = (
         5,
         ("strategies.doctor", "strategies.doctoring"),
         ("numpy", "tensorflow", "keras"),
-        ("control plane", "topology", "devices", "cores", "setup", "cuda version", "versions", "front door", "doctor"),
+        (
+            "command line",
+            "control plane",
+            "topology",
+            "devices",
+            "cores",
+            "setup",
+            "cuda version",
+            "versions",
+            "front door",
+            "doctor",
+        ),
     ),
     # The description needs no Keras; the callback that triggers faults does.
     Room(

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from strategies.command_line import Parser
 from strategies.launching.environment import check_single_launcher, num_processes
 from strategies.launching.gpu_picking import pick_gpus
 from strategies.launching.job_description import JobDescription
@@ -112,53 +113,104 @@ def _complete(flags: argparse.Namespace, description: JobDescription, commands: 
 
 def parser() -> argparse.ArgumentParser:
     """Returns the parser, which checks each flag on its own."""
-    commands = argparse.ArgumentParser(
-        prog="python -m strategies.launch",
-        description="Starts a program several times, as the ranks of one job.",
-        epilog="Everything after the script belongs to the script.",
-        # An abbreviation could become ambiguous with a later flag.
-        allow_abbrev=False,
+    commands = Parser("launch", "script ...", "Everything after the script belongs to the script.")
+    node, several, failures, watching = (
+        commands.add_argument_group(title)
+        for title in ("processes of this node", "several nodes", "failures", "watching a job")
     )
 
-    def add(name: str, **settings: Any) -> None:
-        # torchrun accepts both spellings.
-        names = dict.fromkeys([name, "--" + name[2:].replace("-", "_")])
-        commands.add_argument(*names, **settings)
+    def add(group: Any, name: str, *, is_rare: bool = False, **settings: Any) -> None:
+        if is_rare:
+            commands.add_rare(group.add_argument, name, **settings)
+        else:
+            group.add_argument(name, **settings)
+        other = "--" + name[2:].replace("-", "_")
+        if other != name:
+            # torchrun accepts both spellings.
+            without = {key: value for key, value in settings.items() if key not in ("default", "help", "required")}
+            group.add_argument(other, dest=other[2:], default=argparse.SUPPRESS, help=argparse.SUPPRESS, **without)
 
     add(
+        node,
         "--nproc-per-node",
         metavar="N",
-        help="processes on this node: a number, cpu (one per core), gpu, or auto (GPUs if any, else cores); default 1",
+        help="processes: a number, cpu (one per core), gpu, or auto (GPUs if any, else cores); default 1",
     )
+    add(
+        node,
+        "--pick-gpus",
+        type=_positive_count,
+        metavar="N",
+        help="use N GPUs of this node that nobody uses, by the memory in use, and leave out broken ones; sets "
+        "CUDA_VISIBLE_DEVICES, and each process takes its share",
+    )
+    add(node, "--no-pin", is_rare=True, action="store_true", help="do not pin the processes to cores")
+    add(
+        node,
+        "--no-python",
+        is_rare=True,
+        action="store_true",
+        help="the script is an executable command, not a Python file",
+    )
+    node.add_argument("-m", "--module", action="store_true", help="the script is the name of a module, as in python -m")
     # The platforms are those of `JobDescription`.
     add(
+        several,
         "--nnodes",
         type=_nodes,
         metavar="M",
         help="number of nodes; default: that of the platform (PET_*, SM_HOSTS), or 1",
     )
-    add("--node-rank", type=int, metavar="R", help="rank of this node, from 0; several nodes need it, or a platform")
-    add("--master-addr", metavar="A", help="address of node 0; several nodes need it, or a platform")
     add(
+        several,
+        "--node-rank",
+        type=int,
+        metavar="R",
+        help="rank of this node, from 0; several nodes need it, or a platform",
+    )
+    add(several, "--master-addr", metavar="A", help="address of node 0; several nodes need it, or a platform")
+    add(
+        several,
         "--master-port",
         type=_port,
         metavar="P",
         help=f"port of node 0; default {MASTER_PORT}, on a single node a free port",
     )
     add(
+        several,
         "--local-addr",
+        is_rare=True,
         metavar="A",
         help="address of this node for the others; default: that of its connection to node 0",
     )
-    add("--standalone", action="store_true", help="a single node, which is the default")
+    add(several, "--standalone", is_rare=True, action="store_true", help="a single node, which is the default")
     add(
+        several,
         "--rdzv-timeout",
+        is_rare=True,
         type=_seconds,
         default=300.0,
         metavar="S",
         help="seconds to wait for the other nodes; default 300",
     )
     add(
+        failures,
+        "--max-restarts",
+        type=_count,
+        default=0,
+        metavar="K",
+        help="start all processes again, up to K times, after one has failed, or a node is gone other than node 0; "
+        "default 0",
+    )
+    add(
+        failures,
+        "--min-procs",
+        type=_count,
+        metavar="N",
+        help="processes with which the job continues when nodes other than node 0 are gone; default: all",
+    )
+    add(
+        failures,
         "--grace-seconds",
         type=_seconds,
         default=10.0,
@@ -166,21 +218,9 @@ def parser() -> argparse.ArgumentParser:
         help="seconds from SIGTERM to SIGKILL, and of the wait for all to end after one was preempted; default 10",
     )
     add(
-        "--max-restarts",
-        type=_count,
-        default=0,
-        metavar="K",
-        help="start all processes again, up to K times, after one has failed, or a node is gone other than node 0, "
-        "without which the job ends; default 0",
-    )
-    add(
-        "--min-procs",
-        type=_count,
-        metavar="N",
-        help="processes with which the job still goes on when nodes other than node 0 are gone; default: all",
-    )
-    add(
+        failures,
         "--node-timeout",
+        is_rare=True,
         type=_node_timeout,
         default=30.0,
         metavar="S",
@@ -188,29 +228,19 @@ def parser() -> argparse.ArgumentParser:
         "other rank runs; 0: never; default 30",
     )
     add(
+        watching,
         "--status-port",
         type=_port_or_any,
         metavar="P",
-        help="show the status of the job at this port, 0 for a free one (python -m strategies.status); without it, "
-        f"and without {PORT_VARIABLE}, nothing listens",
+        help=f"show the job's status at this port, 0 for a free one; default: {PORT_VARIABLE}, or none",
     )
     add(
+        watching,
         "--status-host",
+        is_rare=True,
         metavar="A",
         help=f"the address to show it at, 0.0.0.0 for all; needs a token, random unless {TOKEN_VARIABLE} has one; "
         f"default {LOOPBACK}, which only this machine reaches",
-    )
-    add(
-        "--pick-gpus",
-        type=_positive_count,
-        metavar="N",
-        help="use N GPUs of this node that are free, by the memory in use, and leave out busy and broken ones; an "
-        "error if fewer are free. Sets CUDA_VISIBLE_DEVICES of the processes, each of which takes its share of them",
-    )
-    add("--no-pin", action="store_true", help="do not pin the processes to cores")
-    add("--no-python", action="store_true", help="the script is an executable command, not a Python file")
-    commands.add_argument(
-        "-m", "--module", action="store_true", help="the script is the name of a module, as in python -m"
     )
     commands.add_argument("script", help="the program to start")
     commands.add_argument("script_args", nargs=argparse.REMAINDER, metavar="...", help="its arguments")

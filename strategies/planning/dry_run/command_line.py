@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Mapping
 from dataclasses import replace
 
+from strategies.command_line import Parser
 from strategies.planning.dry_run.job import Job
 from strategies.planning.dry_run.report import as_json, as_text
 from strategies.planning.dry_run.run import DryRun
@@ -18,19 +19,33 @@ from strategies.schedules import SCHEDULES
 from strategies.topology.axes import resolve_sizes
 from strategies.topology.mesh import DeviceMesh
 
+_SHARDED = ("optimizer", "gradients", "weights")
 
-def add_flags(parser: argparse.ArgumentParser) -> None:
+
+def add_flags(parser: Parser) -> None:
     """Adds the flags of a dry run."""
-    flags = parser.add_argument_group(
-        "dry run", "placement, groups, bytes and order of all ranks, on no device; exit code 1 for a deadlock"
+    add = parser.add_argument_group(
+        "dry run", "Placement, groups, bytes and order of all ranks, on no device; exit code 1 for a deadlock."
+    ).add_argument
+    add("--dry-run", action="store_true", help="run the best mesh dry, or the one of --mesh")
+    add("--mesh", help="a mesh such as data=8,pipe=8,tensor=8; one size may be -1")
+    parser.add_rare(add, "--micro-batch", type=int, metavar="N", help="rows of a micro-batch")
+    parser.add_rare(
+        add,
+        "--schedule",
+        choices=SCHEDULES,
+        metavar="NAME",
+        help=f"of the pipeline: {', '.join(SCHEDULES)}; default: that of the best layout",
     )
-    flags.add_argument("--dry-run", action="store_true", help="run the best mesh dry, or the one of --mesh")
-    flags.add_argument("--mesh", help="a mesh such as data=8,pipe=8,tensor=8; one size may be -1")
-    flags.add_argument("--micro-batch", type=int, help="rows of a micro-batch")
-    flags.add_argument("--schedule", choices=SCHEDULES, help="of the pipeline; by default that of the best layout")
-    flags.add_argument("--stages", help="blocks of each stage, such as 3,5,4,4; by default equal")
-    flags.add_argument("--shard", choices=("optimizer", "gradients", "weights"), help="the state that replicas shard")
-    flags.add_argument("--ranks", action="store_true", help="also print a line for each rank")
+    parser.add_rare(add, "--stages", metavar="N,N,...", help="blocks of each stage, such as 3,5,4,4; default: equal")
+    parser.add_rare(
+        add,
+        "--shard",
+        choices=_SHARDED,
+        metavar="STATE",
+        help=f"the state that replicas shard: {', '.join(_SHARDED)}",
+    )
+    parser.add_rare(add, "--ranks", action="store_true", help="also print a line for each rank")
 
 
 def run(flags: argparse.Namespace, model: Transformer | ResNet, gpu: Gpu) -> tuple[str, bool]:
