@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
-import logging
 import math
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -14,8 +14,6 @@ import tensorflow as tf
 
 from common.options import EpochOptions
 from common.training import Outcome, train
-
-_log = logging.getLogger(__name__)
 
 
 def steps_per_epoch(num_rows: int, options: EpochOptions) -> int:
@@ -70,7 +68,7 @@ def train_and_save(
     )
     if options.save is not None:
         model.save(options.save)  # All processes call it, one writes.
-        _log.info("saved: %s", options.save)
+        outcome = dataclasses.replace(outcome, saved=(options.save,))
     return outcome
 
 

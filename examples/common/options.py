@@ -163,7 +163,8 @@ def run_program(argv: list[str], run: Callable[[], Any]) -> None:
 
     Args:
         argv: the arguments from `absl.app.run`.
-        run: trains; returns None or a result with `is_chief`, whose `str` is the last line of output.
+        run: trains; returns None or a result with `is_chief`, whose `outcome` has a report for people, and whose `str`
+            ends with one line for a log parser. That line comes last.
     """
     if len(argv) > 1:
         raise app.UsageError(f"Expected flags only, received {argv[1:]}.")
@@ -174,4 +175,5 @@ def run_program(argv: list[str], run: Callable[[], Any]) -> None:
     except OptionError as error:
         sys.exit(f"error: {error}")
     if result is not None and result.is_chief:
-        print(result, flush=True)
+        shown, end, last = str(result).rpartition("\n")
+        print(f"{shown}{end}{result.outcome.report()}\n{last}", flush=True)

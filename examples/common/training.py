@@ -24,6 +24,8 @@ _log = logging.getLogger(__name__)
 
 #: The loss curve, in the run folder.
 CURVE_FILE = "history.csv"
+#: The logs for TensorBoard, in the run folder.
+TENSORBOARD_FOLDER = "tensorboard"
 
 #: `batches_from(first_step, num_steps)` returns global batches; steps are counted over all epochs.
 BatchesFrom = Callable[[int, int], tf.data.Dataset]
@@ -42,6 +44,9 @@ class Outcome:
         num_devices: the size of the mesh.
         is_chief: True if this process is the one that prints and writes for all.
         seconds: wall time since this start of the program, validation included.
+        unit: the plural name of a unit, as in "images".
+        folder: the run folder.
+        saved: the files and folders that were saved beside it.
     """
 
     history: dict[str, list[float]]
@@ -51,16 +56,39 @@ class Outcome:
     num_devices: int
     is_chief: bool
     seconds: float
+    unit: str
+    folder: Path
+    saved: tuple[str, ...] = ()
 
-    def summary(self, unit: str) -> str:
+    @property
+    def num_epochs(self) -> int:
+        """The number of epochs that were trained, in all starts of the program."""
+        return max(map(len, self.history.values()), default=0)
+
+    def summary(self) -> str:
         """Returns the end of a result line, which is the same in all examples: rates, epochs, devices and seconds."""
         shares = {"waiting_input": self.input_share, "waiting_communication": self.communication_share}
         waiting = " ".join(f"{name}={0.0 if share is None else share:.3f}" for name, share in shares.items())
-        num_epochs = max(map(len, self.history.values()), default=0)
         return (
-            f"{unit}_per_second={self.units_per_second:.0f} {waiting} "
-            f"epochs={num_epochs} devices={self.num_devices} seconds={self.seconds:.1f}"
+            f"{self.unit}_per_second={self.units_per_second:.0f} {waiting} "
+            f"epochs={self.num_epochs} devices={self.num_devices} seconds={self.seconds:.1f}"
         )
+
+    def report(self) -> str:
+        """Returns the same for people, in three lines or four: what was trained, how fast, and where the files are."""
+        shares = ((self.input_share, "waiting for input"), (self.communication_share, "waiting for other devices"))
+        waiting = "".join(f", {share:.1%} of the time {what}" for share, what in shares if share is not None)
+        speed = f"{self.units_per_second:,.0f} {self.unit}/s{waiting}"
+        files = "checkpoints, history.csv (the loss curve)"
+        if (self.folder / TENSORBOARD_FOLDER).is_dir():
+            files += f", logs for tensorboard --logdir '{self.folder / TENSORBOARD_FOLDER}'"
+        lines = [
+            f"trained  {self.num_epochs} epochs on {self.num_devices} device(s); this start took {self.seconds:.1f} s",
+            f"speed    {speed if self.units_per_second else 'not measured: too few steps'}",
+            f"files    {self.folder}: {files}",
+            *([f"saved    {', '.join(self.saved)}"] if self.saved else []),
+        ]
+        return "\n".join(lines)
 
 
 def prepare(options: RunOptions) -> None:
@@ -129,7 +157,9 @@ def train(
     num_steps = (steps_per_epoch - at.step) if at.step else max(0, epochs - at.epoch) * steps_per_epoch
     every = [
         throughput,
-        *reports_for(model, folder / "tensorboard", batches_from, options, num_steps, tracks_experts=tracks_experts),
+        *reports_for(
+            model, folder / TENSORBOARD_FOLDER, batches_from, options, num_steps, tracks_experts=tracks_experts
+        ),
         checkpoints,
         *([CurveFile(checkpoints, folder / CURVE_FILE)] if is_chief else []),
     ]
@@ -169,6 +199,8 @@ def train(
         num_devices=model.distribute_strategy.mesh.size,
         is_chief=is_chief,
         seconds=time.perf_counter() - start,
+        unit=unit,
+        folder=folder,
     )
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
-import logging
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,8 +22,6 @@ from finetune import saving
 from finetune.model import compiled_task, without_preprocessor
 from finetune.options import Options
 from finetune.small_preset import small_preset
-
-_log = logging.getLogger(__name__)
 
 #: Peak learning rates: of KerasHub's guides for presets of published size, and for the small model of this example.
 _RATE = 5e-5
@@ -57,7 +55,7 @@ class Result:
             "val_perplexity": last.get("val_perplexity", math.nan),
         }
         line = " ".join(f"{name}={value:.4f}" for name, value in numbers.items())
-        return f"{_shown('after', self.samples[1])}result {line} {self.outcome.summary('tokens')}"
+        return f"{_shown('after', self.samples[1])}result {line} {self.outcome.summary()}"
 
 
 def run(options: Options, text: Text) -> Result:
@@ -103,11 +101,10 @@ def run(options: Options, text: Text) -> Result:
     after = sample(task, options)
     saved = Path(options.save) if options.save is not None else folder / "preset"
     saving.save_preset(task, saved)
-    _log.info("saved: %s", saved)
     if options.save_adapters is not None:
         saving.save_adapters(task, Path(options.save_adapters))
-        _log.info("saved: %s", options.save_adapters)
-    return Result(before=first, samples=(before, after), outcome=outcome)
+    files = tuple(str(path) for path in (saved, options.save_adapters) if path is not None)
+    return Result(before=first, samples=(before, after), outcome=dataclasses.replace(outcome, saved=files))
 
 
 def packed(preset: str, text: Text) -> Tokens:

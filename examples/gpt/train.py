@@ -1,7 +1,7 @@
 """Trains the language model under a strategy: tokens, model, training, a sample, result."""
 
+import dataclasses
 import hashlib
-import logging
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,8 +22,6 @@ from gpt.perplexity import Perplexity
 from gpt.sampling import sample
 from gpt.text import Text
 from gpt.tokens import Tokenizer, make_tokenizer
-
-_log = logging.getLogger(__name__)
 
 # Names of biases, norms and embeddings, which are exempt from weight decay.
 _NOT_DECAYED = ["bias", "gamma", "beta", "scale", "embeddings"]
@@ -62,7 +60,7 @@ class Result:
         drawn = "" if self.sample is None else f"sample:\n{self.sample}\n\n"
         return (
             f"{drawn}result perplexity={self.perplexity:.4f} val_perplexity={self.val_perplexity:.4f} "
-            f"bytes_per_token={self.bytes_per_token:.3f} {self.outcome.summary('tokens')}"
+            f"bytes_per_token={self.bytes_per_token:.3f} {self.outcome.summary()}"
         )
 
 
@@ -119,13 +117,13 @@ def run(options: Options, text: Text, strategy: Any = None) -> Result:
         # Without optimizer and metric, whose custom classes plain Keras does not know.
         model.compiled = False
         model.save(options.save)  # All processes call it, one writes.
-        _log.info("saved: %s", options.save)
     if options.save_preset is not None:
         _save_preset(model, sizes, tokenizer, options)
+    saved = tuple(path for path in (options.save, options.save_preset) if path is not None)
     return Result(
         bytes_per_token=text.num_bytes / len(packed),
         sample=sample_text(model, sizes, tokenizer, options) if options.sample_length else None,
-        outcome=outcome,
+        outcome=dataclasses.replace(outcome, saved=saved),
     )
 
 
@@ -144,7 +142,6 @@ def _save_preset(model: Any, sizes: Sizes, tokenizer: Any, options: Options) -> 
         made = backbone.make_backbone(str(options.backbone), sizes)
         backbone.with_logits(made).set_weights(weights)
         hub.save_preset(str(options.save_preset), made, tokenizer, options.sequence_length)
-        _log.info("saved: %s", options.save_preset)
 
 
 def _plain_model(sizes: Sizes, options: Options) -> Any:

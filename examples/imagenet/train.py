@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
-import logging
 from dataclasses import dataclass
 
 import keras
@@ -16,8 +16,6 @@ from common.training import Outcome, prepare, train
 
 from imagenet import batches, data, recipe, synthetic
 from imagenet.models import build_model
-
-_log = logging.getLogger(__name__)
 
 #: The folder of the synthetic images, kept for the next run.
 SYNTHETIC_DIR = "runs/synthetic-images"
@@ -64,7 +62,7 @@ class Result:
         return (
             f"result val_accuracy={last['val_accuracy']:.4f} val_top5={last['val_top5']:.4f} "
             f"val_loss={last['val_loss']:.4f} loss={last['loss']:.4f} "
-            f"skipped={skipped:.0f} {self.outcome.summary('images')}"
+            f"skipped={skipped:.0f} {self.outcome.summary()}"
         )
 
 
@@ -133,7 +131,7 @@ def run(options: Options) -> Result:
         # Without the recipe, whose custom classes plain Keras does not know.
         model.compiled = False
         model.save(options.save)  # All processes call it, one writes.
-        _log.info("saved: %s", options.save)
+        outcome = dataclasses.replace(outcome, saved=(options.save,))
     return Result(outcome)
 
 

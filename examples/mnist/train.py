@@ -48,10 +48,7 @@ class Result:
         return self.outcome.history["val_loss"][-1]
 
     def __str__(self) -> str:
-        return (
-            f"result test_accuracy={self.test_accuracy:.4f} test_loss={self.test_loss:.4f} "
-            f"{self.outcome.summary('images')}"
-        )
+        return f"result test_accuracy={self.test_accuracy:.4f} test_loss={self.test_loss:.4f} {self.outcome.summary()}"
 
 
 def run(options: Options, digits: data.Digits) -> Result:

@@ -46,7 +46,7 @@ class Result:
         return self.outcome.history["val_loss"][-1]
 
     def __str__(self) -> str:
-        return f"result val_auc={self.val_auc:.4f} val_loss={self.val_loss:.4f} {self.outcome.summary('ratings')}"
+        return f"result val_auc={self.val_auc:.4f} val_loss={self.val_loss:.4f} {self.outcome.summary()}"
 
 
 def run(options: Options, ratings: Ratings) -> Result:

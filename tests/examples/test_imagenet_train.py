@@ -103,7 +103,18 @@ def test_the_last_line_counts_what_the_last_epoch_left_out() -> None:
     """An epoch has whole batches only: an unusable file may be among the rows left over."""
     last = {"val_accuracy": [0.1, 0.2, 0.3], "val_top5": [1.0] * 3, "val_loss": [2.0] * 3, "loss": [3.0] * 3}
     skipped = {"skipped": [0.0, 1.0, 0.0], "val_skipped": [2.0, 2.0, 2.0]}
-    line = str(train.Result(Outcome(last | skipped, 10.0, 0.0, 0.0, num_devices=2, is_chief=True, seconds=1.0)))
+    outcome = Outcome(
+        last | skipped,
+        10.0,
+        0.0,
+        0.0,
+        num_devices=2,
+        is_chief=True,
+        seconds=1.0,
+        unit="images",
+        folder=Path("runs"),
+    )
+    line = str(train.Result(outcome))
     assert " val_accuracy=0.3000 " in line
     assert " skipped=3 " in line
     assert line.endswith(" epochs=3 devices=2 seconds=1.0")

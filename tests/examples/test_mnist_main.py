@@ -41,6 +41,8 @@ def test_trains_the_digits_of_scikit_learn(tmp_path: Path) -> None:
     assert match, last
     assert float(match[1]) >= 0.92
     assert int(match[2]) > 0
+    assert f"files    {folder}: checkpoints, " in done.stdout
+    assert f"saved    {save}\n" in done.stdout
     assert "Epoch 4/4" in done.stdout
     assert "23/23" in done.stdout
     assert "data: the digits inside scikit-learn" in done.stderr

@@ -166,9 +166,25 @@ def test_saved_model_and_tensorboard_logs(digits: data.Digits, run: Run, tmp_pat
         assert b"epoch_accuracy" in events.read_bytes()
 
 
-def test_result_is_one_line_of_keys_and_values() -> None:
+def outcome_of(folder: Path, **changes: Any) -> training.Outcome:
+    """Returns an outcome of two epochs."""
     history = {"val_accuracy": [0.1, 0.98125], "val_loss": [2.0, 0.0612]}
-    outcome = training.Outcome(history, 1234.5, 0.0123, None, num_devices=2, is_chief=True, seconds=12.34)
+    outcome = training.Outcome(
+        history,
+        1234.5,
+        0.0123,
+        None,
+        num_devices=2,
+        is_chief=True,
+        seconds=12.34,
+        unit="images",
+        folder=folder,
+    )
+    return replace(outcome, **changes)
+
+
+def test_result_is_one_line_of_keys_and_values(tmp_path: Path) -> None:
+    outcome = outcome_of(tmp_path)
     word, *pairs = str(train.Result(outcome)).split(" ")
     assert word == "result"
     assert {key: json.loads(value) for key, value in (pair.split("=") for pair in pairs)} == {
@@ -181,6 +197,22 @@ def test_result_is_one_line_of_keys_and_values() -> None:
         "devices": 2,
         "seconds": 12.3,
     }
+
+
+def test_the_report_is_for_people(tmp_path: Path) -> None:
+    assert outcome_of(tmp_path).report().splitlines() == [
+        "trained  2 epochs on 2 device(s); this start took 12.3 s",
+        "speed    1,234 images/s, 1.2% of the time waiting for input",
+        f"files    {tmp_path}: checkpoints, history.csv (the loss curve)",
+    ]
+    (tmp_path / "tensorboard").mkdir()
+    changed = outcome_of(tmp_path, units_per_second=0.0, communication_share=0.5, saved=("a.keras", "b"))
+    assert changed.report().splitlines()[1:] == [
+        "speed    not measured: too few steps",
+        f"files    {tmp_path}: checkpoints, history.csv (the loss curve), logs for tensorboard --logdir "
+        f"'{tmp_path / 'tensorboard'}'",
+        "saved    a.keras, b",
+    ]
 
 
 @pytest.mark.parametrize("name", ["digits.h5", "digits", "folder.keras"])
