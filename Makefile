@@ -9,6 +9,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 ARGS ?=
+CRDS ?=
 # A file of constraints for pip. Those of the oldest and of the newest supported versions are in tests/versions.
 CONSTRAINTS ?=
 # Processes that run tests. Those of several processes go one after the other in any case.
@@ -26,12 +27,17 @@ READY_HUB := $(VENV)/.ready-hub
 READY_DEV := $(VENV)/.ready-dev
 READY_HOROVOD := $(VENV)/.ready-horovod
 READY_READERS := $(VENV)/.ready-readers
+READY_DOCS := $(VENV)/.ready-docs
+READY_RELEASE := $(VENV)/.ready-release
+READY_DEPLOY := $(VENV)-deploy/.ready
+READY_MPI := $(VENV)-mpi/.ready-mpi
+READY_RAY := $(VENV)-ray/.ready-ray
 # Not empty where the driver has a GPU's device file, or its program is found: CUDA's libraries are only installed there.
 HAS_GPU := $(wildcard /dev/nvidia[0-9]*) $(shell command -v nvidia-smi 2> /dev/null)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup mnist imagenet gpt finetune recommender test test-versions test-oldest test-newest test-next fit-oldest inventory-next gpu-smoke validate-plan parity surface bench bench-data-parallel bench-all-reduce bench-overlap bench-tensor-parallel bench-pipeline bench-model-parallel bench-rank-memory bench-reading bench-sharded bench-experts bench-first-step bench-generation bench-checkpoints bench-watching lint ruff mypy format clean
+.PHONY: help setup mnist imagenet gpt finetune recommender test test-versions test-oldest test-newest test-next fit-oldest inventory-next gpu-smoke validate-plan parity surface bench bench-data-parallel bench-all-reduce bench-overlap bench-tensor-parallel bench-pipeline bench-model-parallel bench-rank-memory bench-reading bench-sharded bench-experts bench-first-step bench-generation bench-checkpoints bench-watching docs release deploy-tests lint ruff mypy format clean
 
 help: ## show this list
 	@echo "Usage: make TARGET [ARGS=...] [VENV=$(VENV)] [PYTHON=$(PYTHON)]"
@@ -85,11 +91,11 @@ validate-plan: $(READY_HOROVOD) ## print the errors of the planner on published 
 	$(BIN)/python -m tests.strategies.planning.validate
 	$(BIN)/python benchmarks/planning/main.py $(ARGS)
 
-parity: $(READY_HOROVOD) ## measure parity with one device again and write strategies/PARITY.md
-	$(BIN)/python -m pytest tests/strategies/parity --parity-table strategies/PARITY.md
+parity: $(READY_HOROVOD) ## measure parity with one device again and write docs/numbers/parity.md
+	$(BIN)/python -m pytest tests/strategies/parity --parity-table docs/numbers/parity.md
 
 surface: $(READY_HOROVOD) $(READY_READERS) ## compare every layer of Keras, and what people do to it, with one device on every mesh, two or three hours; with ARGS=--seconds=600 a random part
-	$(BIN)/python -m tests.surface $(if $(findstring --seconds,$(ARGS)),,docs/surface.md) $(ARGS)
+	$(BIN)/python -m tests.surface $(if $(findstring --seconds,$(ARGS)),,docs/numbers/surface.md) $(ARGS)
 
 bench: $(READY_RUN) ## measure images/s beside TensorFlow's strategy and plain Keras, about half an hour
 	$(BIN)/python benchmarks/mirrored/main.py $(ARGS)
@@ -136,6 +142,21 @@ bench-generation: $(READY_HOROVOD) ## measure text generation over two processes
 bench-experts: $(READY_DEV) ## measure training steps of mixtures of experts, sparse beside dense ones of KerasHub
 	$(BIN)/python benchmarks/experts/main.py $(ARGS)
 
+docs: $(READY_DOCS) ## build the site of the documentation into build/site; warnings are errors
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
+
+release: $(READY_RELEASE) ## build sdist and wheel into dist, check them, and train with the wheel in an empty environment
+	$(BIN)/python -m tests.release
+
+# Needs root and Debian's packages slurmctld slurmd slurm-client munge openmpi-bin libopenmpi-dev debootstrap iproute2
+# openssh-server procps. CRDS names files of Kubernetes' resource definitions to check the manifests with, too.
+deploy-tests: $(READY_HOROVOD) $(READY_DEPLOY) $(READY_MPI) $(READY_RAY) ## run deploy/ on Slurm, Open MPI and Ray, in platforms' environments, and in a fresh Debian tree, half an hour
+	$(VENV)-deploy/bin/python -m tests.deploy.check_models $(if $(CRDS),--crds $(CRDS))
+	$(BIN)/python -m pytest --parity-all tests/deploy tests/hosts/test_platforms.py $(ARGS)
+	DEPLOY_MPI_PYTHON=$(abspath $(VENV)-mpi/bin/python) DEPLOY_RAY_PYTHON=$(abspath $(VENV)-ray/bin/python) \
+	  $(BIN)/python -m pytest -p no:xdist -s tests/deploy/on_slurm.py tests/deploy/on_mpi.py tests/deploy/on_ray.py $(ARGS)
+	$(BIN)/python -m tests.deploy.run_dockerfile
+
 lint: ruff mypy ## check style and types
 
 ruff: $(READY_DEV) ## check style only
@@ -153,7 +174,7 @@ setup: $(READY_HOROVOD) ## install everything, train and test nothing
 
 clean: ## remove the virtual environments and the caches of the tools; finished Horovod wheels stay
 	@# VENV may be any path: only what is a virtual environment goes.
-	for venv in $(VENV) $(VENV)-oldest $(VENV)-newest $(VENV)-next; do test ! -f $$venv/pyvenv.cfg || rm -rf $$venv; done
+	for venv in $(VENV) $(addprefix $(VENV)-,oldest newest next deploy mpi ray); do test ! -f $$venv/pyvenv.cfg || rm -rf $$venv; done
 	rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache
 	find strategies keras_ext examples benchmarks tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -192,4 +213,27 @@ $(READY_HOROVOD): $(READY_DEV) strategies/install_horovod.py strategies/_horovod
 
 $(READY_READERS): $(READY_DEV)
 	$(PIP_INSTALL) --editable '.[benchmarks,readers]'
+	@touch $@
+
+$(READY_DOCS): $(READY_DEV)
+	$(PIP_INSTALL) --editable '.[docs]'
+	@touch $@
+
+$(READY_RELEASE): $(READY_DEV)
+	$(PIP_INSTALL) --editable '.[release]'
+	@touch $@
+
+$(READY_DEPLOY): tests/deploy/requirements.txt
+	$(PYTHON) -m venv $(VENV)-deploy
+	$(VENV)-deploy/bin/python -m pip install --requirement tests/deploy/requirements.txt
+	@touch $@
+
+$(READY_MPI):
+	$(MAKE) $(VENV)-mpi/.ready-dev VENV=$(VENV)-mpi
+	$(VENV)-mpi/bin/python -m strategies.install_horovod --mpi --cpu
+	@touch $@
+
+$(READY_RAY):
+	$(MAKE) $(VENV)-ray/.ready-run VENV=$(VENV)-ray
+	$(VENV)-ray/bin/python -m pip install 'ray[train]==2.60.0'
 	@touch $@

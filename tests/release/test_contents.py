@@ -45,7 +45,7 @@ def test_the_metadata(wheel: Path) -> None:
     found = metadata_of(wheel)
     assert (found["Name"], found["Version"]) == ("keras-strategies", strategies.__version__)
     assert found["License-Expression"] == "Apache-2.0"
-    assert {"docs", "examples", "gpu", "horovod", "hub", "notebooks"} <= set(found.get_all("Provides-Extra", []))
+    assert {"docs", "examples", "gpu", "horovod", "hub"} <= set(found.get_all("Provides-Extra", []))
     assert {"strategies", "keras_ext"} == {name.partition("/")[0] for name in _top_level(wheel)}
 
 
