@@ -137,7 +137,16 @@ ROOMS = (
         "launcher",
         0,
         ("strategies.launch", "strategies.launching"),
-        rooms=("command line", "cores", "platforms", "port users", "rank end", "control plane", "monitoring", "launcher"),
+        rooms=(
+            "command line",
+            "cores",
+            "platforms",
+            "port users",
+            "rank end",
+            "control plane",
+            "monitoring",
+            "launcher",
+        ),
     ),
     Room(
         "devices",
