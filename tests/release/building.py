@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import shutil
 import subprocess
 import sys
+import tarfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -35,16 +37,34 @@ def build_wheel(folder: Path) -> Path:
 def build_release(folder: Path, target: Path) -> list[Path]:
     """Returns sdist and wheel in `target`; the wheel is built from the sdist, with the newest setuptools.
 
-    Files of one commit give the same bytes: their times are that of the commit.
+    Files of one commit give the same bytes: all times are that of the commit.
     """
     sources = folder / "sources"
     sources.mkdir(parents=True)
     copy_sources(sources)
-    time = {"SOURCE_DATE_EPOCH": git("log", "-1", "--format=%ct").strip()}
-    run([sys.executable, "-m", "build", "--outdir", str(folder / "dist"), str(sources)], time)
+    time = git("log", "-1", "--format=%ct").strip()
+    run([sys.executable, "-m", "build", "--outdir", str(folder / "dist"), str(sources)], {"SOURCE_DATE_EPOCH": time})
+    [sdist] = (folder / "dist").glob("*.tar.gz")
+    _set_times(sdist, int(time))
     shutil.rmtree(target, ignore_errors=True)
     shutil.copytree(folder / "dist", target)
     return sorted(target.iterdir())
+
+
+def _set_times(sdist: Path, time: int) -> None:
+    """Writes an sdist again, with one time for all files and root as owner: setuptools takes those of the build."""
+    part = sdist.with_suffix(".part")
+    with (
+        part.open("wb") as file,
+        gzip.GzipFile("", "wb", fileobj=file, mtime=time) as packed,
+        tarfile.open(mode="w", fileobj=packed, format=tarfile.GNU_FORMAT) as written,
+        tarfile.open(sdist) as read,
+    ):
+        for member in sorted(read.getmembers(), key=lambda each: each.name):
+            member.mtime, member.uid, member.gid, member.uname, member.gname = time, 0, 0, "", ""
+            member.pax_headers = {}
+            written.addfile(member, read.extractfile(member) if member.isfile() else None)
+    part.replace(sdist)
 
 
 _ALONE = ("--no-build-isolation", "--no-deps", "--no-index", "--quiet", "--disable-pip-version-check")
