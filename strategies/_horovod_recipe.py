@@ -5,8 +5,8 @@
 """
 
 import hashlib
+import importlib.machinery
 import importlib.metadata
-import importlib.util
 import os
 import platform
 import re
@@ -176,7 +176,8 @@ def check_python() -> str:
             f"Horovod is built against the installed TensorFlow, and {sys.executable} has none. "
             "Install it first: python -m pip install tensorflow"
         )
-    if importlib.util.find_spec("pip") is None:
+    # Not `importlib.util.find_spec`: setuptools' finder warns then if distutils was imported, and removes it.
+    if importlib.machinery.PathFinder.find_spec("pip") is None:
         raise InstallError(f"{sys.executable} has no pip. Install it: python -m ensurepip")
     setuptools = f"setuptools>={SETUPTOOLS_MAJORS.start},<{SETUPTOOLS_MAJORS.stop}"
     wrong: dict[str, str | None] = {}

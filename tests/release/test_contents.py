@@ -34,7 +34,7 @@ def test_a_file_too_many_or_too_few_is_found(wheel: Path, tmp_path: Path) -> Non
         "should not have tests/test_x.py",
         "is of no known kind: strategies/weights.bin",
     ]
-    with zipfile.ZipFile(wheel) as whole, zipfile.ZipFile(changed, "w") as archive:
+    with zipfile.ZipFile(wheel) as whole, zipfile.ZipFile(changed, "w", zipfile.ZIP_DEFLATED) as archive:
         for name in whole.namelist():
             if not name.endswith(("py.typed", "LICENSE")):
                 archive.writestr(name, whole.read(name))
