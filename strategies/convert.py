@@ -14,7 +14,6 @@ device is used.
 from __future__ import annotations
 
 import json
-import os
 import sys
 import zipfile
 from collections.abc import Sequence
@@ -38,8 +37,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error("pass either a target or --list")
     if flags.ranks < 1:
         parser.error(f"--ranks is to be at least 1. Received: {flags.ranks}")
-    # No device is used: what TensorFlow logs about devices is of no interest.
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     # TensorFlow takes seconds to import: the help, and the report of a wrong flag, do not wait for it.
     from strategies.converting import open_tensors, write_tensors
     from strategies.converting.listing import listed, num_bytes, renamed

@@ -11,7 +11,6 @@ ranks is limited by --timeout-seconds.
 """
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 
@@ -31,8 +30,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         SystemExit: with 2 for invalid flags.
     """
     flags = _parser().parse_args(argv)
-    # Its information lines would come between those of the report; its warnings, as of missing libraries, may help.
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
     # TensorFlow takes seconds to import: the help, and the report of a wrong flag, do not wait for it.
     from strategies.doctoring.checks import run_checks
     from strategies.doctoring.exchange import run_exchange
