@@ -251,12 +251,14 @@ def _exchanges(choices: Sequence[Choice], node: Node) -> tuple[float, int]:
     They are sums of outputs in the forward pass, and of inputs' gradients in the backward pass.
     """
     reduced, number = 0.0, 0
+    # A tensor that a call takes twice, as self-attention does, has one gradient, which is summed once.
+    taken = {id(tensor): tensor for tensor in node.input_tensors}.values()
     for choice in choices:
         if choice.kind in ("row", "heads", "hidden", "vocab") or (choice.kind == "column" and not choice.pieces):
             reduced += sum(_row_bytes(tensor) for tensor in node.outputs)
             number += 1
         if choice.kind in ("column", "heads", "hidden"):
-            reduced += sum(_row_bytes(tensor) for tensor in node.input_tensors)
+            reduced += sum(_row_bytes(tensor) for tensor in taken)
             number += 1
     return reduced, number
 

@@ -135,6 +135,19 @@ def test_models_without_blocks_and_with_open_sizes_are_planned(monkeypatch: pyte
     assert keras_ext.training_plan(open_size, batch_size=4, num_devices=1).mesh["data"] == 1
 
 
+def test_self_attention_sums_one_output_and_one_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("keras_ext.planning.probes.ROUNDS", 1)
+
+    def attention() -> Any:
+        x = keras.Input((4, 8))
+        model = keras.Model(x, layers.MultiHeadAttention(2, 4, name="attention")(x, x))
+        model.compile("sgd", "mse")
+        return model
+
+    [share] = keras_ext.training_plan(attention, batch_size=4, num_devices=2).step.layers
+    assert (share.num_exchanges, share.reduced_bytes) == (2, 2 * 4 * 8 * 4)
+
+
 @pytest.mark.parametrize(
     ("batch", "message"),
     [
