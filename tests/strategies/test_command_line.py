@@ -80,12 +80,17 @@ def test_the_help_of_all_flags_has_those_of_the_short_one(script: str, helped: C
 @scripts
 def test_the_example_is_taken(script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     name = module_of(script).rpartition(".")[2]
-    taken: list[Any] = []
-    monkeypatch.setattr(Parser, "parse_args", lambda parser, argv: taken.append((parser, argv)) or sys.exit(0))
+    taken: list[Parser] = []
+
+    def take(parser: Parser, argv: list[str]) -> None:
+        taken.append(parser)
+        sys.exit(0)
+
+    monkeypatch.setattr(Parser, "parse_args", take)
     with pytest.raises(SystemExit):
         main_of(script)([])
     monkeypatch.undo()
-    [(parser, _)] = taken
+    [parser] = taken
     parser.parse_args(shlex.split(COMMANDS[name].example))
 
 
