@@ -25,7 +25,8 @@ class Drawing:
 
     def __init__(self, title: str, height: int) -> None:
         self._lines = [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" font-family="sans-serif" '
+            f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" '
+            f'viewBox="0 0 {WIDTH} {height}" font-family="sans-serif" '
             'font-size="18" role="img">',
             f"  <title>{escape(title)}</title>",
             "  <defs>",
