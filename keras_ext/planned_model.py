@@ -14,6 +14,7 @@ import keras
 from keras_ext.activations import activation_bytes
 from keras_ext.cloning.counterparts import Counterparts
 from keras_ext.cloning.optimizers import OptimizerCopies
+from keras_ext.expert.split_bank import SplitBank
 from keras_ext.memory import slots_of, weights_of
 from keras_ext.pipeline.model import PipelineModel
 from keras_ext.tensor.layer import SplitLayer
@@ -83,7 +84,7 @@ def planned_model(
             refuses it; `num_microbatches` is given, and no pipeline is made.
     """
     _check(model, made)
-    if axes["tensor"] > 1 and not any(isinstance(layer, SplitLayer) for layer in model._flatten_layers()):
+    if axes["tensor"] > 1 and not _is_split(model):
         model = parallelize(model)
     is_to_cut = axes["pipe"] > 1 and not isinstance(model, PipelineModel)
     if num_microbatches is not None and not is_to_cut:
@@ -95,6 +96,12 @@ def planned_model(
     if is_to_cut:
         model = PipelineModel(source, num_microbatches=num_microbatches or 1, partition="parameters")
     return PlannedModel(model, [_sizes_at({"pipe": k, "tensor": 0}, model, source, made) for k in range(axes["pipe"])])
+
+
+def _is_split(model: Any) -> bool:
+    """Returns True if `parallelize` has made the model. Mixtures of experts split themselves, in any model."""
+    layers = model._flatten_layers()
+    return any(isinstance(layer, SplitLayer) and not isinstance(layer, SplitBank) for layer in layers)
 
 
 def _check(model: Any, made: Sequence[layer_api.UndrawnVariable]) -> None:

@@ -64,6 +64,10 @@ def _train(workload: Workload, setting: Setting, folder: str, report: Report) ->
     held = keras_ext.memory_report(model)
     bytes_of_devices = {device: held.together[device] for device in held.together}
     Path(folder, f"{setting.name}.bytes").write_text(str(max(bytes_of_devices.values())))
+    if setting.pipeline:
+        # The planned memory is that of the same stages: where they begin was decided by times.
+        starts = [stage[0].name for stage in model.partition.stages[1:]]
+        Path(folder, f"{setting.name}.partition").write_text(json.dumps(starts))
     while True:
         seconds = []
         for _ in range(1 + workload.num_steps):

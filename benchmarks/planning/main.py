@@ -1,6 +1,5 @@
 """Compares predicted steps with measured ones: `python benchmarks/planning/main.py`."""
 
-import functools
 import json
 import statistics
 import subprocess
@@ -51,6 +50,11 @@ def _rows(workload: cases.Workload, links: dict[str, Any]) -> list[tables.Row]:
         )
         predictions = [json.loads(path.read_text()) for path in sorted(Path(folder).glob("predicted_*.json"))]
         held = {each.name: int(Path(folder, f"{each.name}.bytes").read_text()) for each in settings}
+        partitions = {
+            each.name: json.loads(Path(folder, f"{each.name}.partition").read_text())
+            for each in settings
+            if each.pipeline
+        }
     # The first prediction was made while its process started.
     predictions = predictions[1:] or predictions
     return [
@@ -60,25 +64,32 @@ def _rows(workload: cases.Workload, links: dict[str, Any]) -> list[tables.Row]:
             statistics.median(measured[setting.name]),
             statistics.median(each[setting.name] for each in predictions),
             held[setting.name],
-            planned_bytes(workload, setting),
+            planned_bytes(workload, setting, partitions.get(setting.name)),
         )
         for setting in settings
     ]
 
 
-def planned_bytes(workload: cases.Workload, setting: cases.Setting) -> int | None:
-    """Returns the bytes that `memory_plan` has for a device apart from activations; None if it refuses the mesh."""
+def planned_bytes(workload: cases.Workload, setting: cases.Setting, partition: list[str] | None) -> int | None:
+    """Returns the bytes that `memory_plan` has for a device apart from activations; None if it refuses the mesh.
+
+    Args:
+        workload: the model and its batch.
+        setting: the mesh.
+        partition: the layers with which the stages of a pipeline begin, apart from the first one.
+    """
     if "expert" in setting.mesh:
         return None
     import keras_ext
 
-    plan = keras_ext.memory_plan(
-        functools.partial(cases.make_model, workload.model),
-        batch_size=workload.batch_size,
-        mesh=setting.mesh,
-        shard=setting.shard,
-        num_microbatches=setting.pipeline.get("num_microbatches"),
-    )
+    def make_model() -> Any:
+        model = cases.make_model(workload.model)
+        if partition is None:
+            return model
+        stages = setting.mesh["pipe"]
+        return keras_ext.PipelineModel(model, stages, **{**setting.pipeline, "partition": partition})
+
+    plan = keras_ext.memory_plan(make_model, batch_size=workload.batch_size, mesh=setting.mesh, shard=setting.shard)
     return plan.together - (plan.activations or 0)
 
 

@@ -25,6 +25,8 @@ from strategies.planning import LayerShare, Linear, MeasuredStep
 
 #: Each function is timed in this number of rounds, in turn with the others; the median counts.
 ROUNDS = 7
+# Calls of a function that are timed in a round.
+_TIMED = 2
 #: Devices beyond this number are not measured together: on a CPU they share cores in proportion.
 MOST_AT_ONCE = 8
 # Bytes of a tensor whose addition is timed: more than caches hold.
@@ -32,7 +34,7 @@ _ADDED_BYTES = 32 * 2**20
 # Rows and columns of the matrices whose product is timed.
 _MATRIX_SIZE = 1024
 # Of a replica's rows, the fractions with which passes are timed.
-_FRACTIONS = (1, 2, 4)
+_FRACTIONS = (1, 2, 4, 8)
 
 
 def measure_step(model: Any, batch_size: int, num_devices: int, batch: Sequence[Any] | None) -> MeasuredStep:
@@ -92,9 +94,10 @@ def _medians(functions: Mapping[Any, Callable[[], None]], rounds: int) -> dict[A
         for name, function in functions.items():
             # A step finds in the caches what the step before it has left there, not what another function has.
             function()
-            start = time.perf_counter()
-            function()
-            found[name].append(time.perf_counter() - start)
+            for _ in range(_TIMED):
+                start = time.perf_counter()
+                function()
+                found[name].append(time.perf_counter() - start)
     return {name: statistics.median(seconds) for name, seconds in found.items()}
 
 
@@ -206,7 +209,7 @@ def _layer_shares(
                 node.name,
                 seconds / total,
                 num_bytes,
-                _split_share(own, node),
+                _split_share(own),
                 *_exchanges(own, node),
                 sum(_row_bytes(tensor) for tensor in node.outputs),
                 **_expert_sizes(layer, node, num_bytes),
@@ -233,10 +236,8 @@ def _inside(layer: Any) -> list[Any]:
     return list(layer._flatten_layers()) if isinstance(layer, keras.Layer) else []
 
 
-def _split_share(choices: Sequence[Choice], node: Node) -> float:
+def _split_share(choices: Sequence[Choice]) -> float:
     """Returns the part of a layer's computation that the axis "tensor" divides."""
-    if isinstance(node.operation, MixtureOfExperts):
-        return 0.0
     sizes = [(parameters(choice, 1)[0], choice) for choice in choices]
     total = sum(size for size, _ in sizes)
     if not total:

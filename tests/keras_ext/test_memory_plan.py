@@ -196,6 +196,25 @@ def test_frozen_weights_are_cut_but_have_no_gradients() -> None:
     assert report.formula is None
 
 
+def test_a_model_with_a_mixture_is_split_as_others_are() -> None:
+    """A mixture splits itself wherever the axis is: that does not mean that the rest is split already."""
+
+    def make() -> keras.Model:
+        dense_layers = [keras.layers.Dense(64, "relu"), keras.layers.Dense(32)]
+        mixture = keras_ext.MixtureOfExperts(4, 16, load_balancing_loss=0.0)
+        model = keras.Sequential([keras.Input((8, 32)), mixture, *dense_layers])
+        model.compile("adam", "mse")
+        return model
+
+    plan = keras_ext.memory_plan(make, batch_size=8, mesh={"tensor": 2})
+    with strategies.MirroredStrategy(["CPU:0", "CPU:1"], mesh={"tensor": 2}).scope():
+        model = keras_ext.parallelize(make())
+        model.optimizer.build(model.trainable_variables)
+    report = keras_ext.memory_report(model)
+    assert plan.weights == max(report.weights.values())
+    assert plan.optimizer == max(report.slots.values())
+
+
 def test_the_table_has_the_other_ways_to_share() -> None:
     plan = keras_ext.memory_plan(
         lambda: dense(keras.optimizers.Adam()), batch_size=8, num_devices=4, shard="gradients", shard_size=2
