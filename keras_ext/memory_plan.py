@@ -108,14 +108,15 @@ def memory_plan(
 ) -> MemoryPlan:
     """Counts the bytes that training a model will take on each device, without allocating its weights.
 
-    Weights, gradients, slots and gathered weights are what :func:`memory_report` counts once the model is made, on the
-    device with the most. Frozen weights, such as those below adapters (LoRA), have neither gradients nor slots; those
-    that are quantized count the bytes of their dtype, and their scales. Random generators and the counters of Keras'
-    automatic names do not change.
+    Weights, gradients, slots and gathered weights are what :func:`memory_report` counts once the model is made, on
+    the device that holds most, activations included. Frozen weights, such as those below adapters (LoRA), have
+    neither gradients nor slots; those that are quantized count the bytes of their dtype, and their scales. Random
+    generators and the counters of Keras' automatic names do not change.
 
     With "tensor" or "pipe" in the mesh, the model is split by :func:`parallelize`, and cut into stages of equal numbers
     of parameters by :class:`PipelineModel`, unless `make_model` does so itself. A device then has the weights of its
-    shards and stages, and all weights that are the same on each of them, as in a process of its own.
+    shards and stages, and all weights that are the same on each of them, as in a process of its own. Along "expert" it
+    has its part of the experts, and of the slots of all weights.
 
     Activations are a lower bound: the outputs of the layers of a Sequential or Functional model for a replica's rows,
     at any depth, each tensor once. Tensors that operations inside a layer's own call hold are not known. Of an output
@@ -139,7 +140,8 @@ def memory_plan(
 
     Raises:
         ValueError: a model that is not compiled or has no weights yet, an input of unknown size, a number that does not
-            fit, a mesh with "expert", a call in a strategy's scope; or the model cannot be split, or cut into stages.
+            fit, `shard_size` on a mesh with "expert", a call in a strategy's scope; or the model cannot be split, or
+            cut into stages.
 
     Example, of a model that is fine-tuned with adapters on four devices:
 
@@ -204,20 +206,19 @@ def _mesh(num_devices: int | None, mesh: Mapping[str, int] | None) -> strategies
                 f"num_devices=None, mesh={mesh!r}."
             )
         num_devices = math.prod(mesh.values())
-    found = strategies.DeviceMesh.from_devices([f"device {i}" for i in range(num_devices)], mesh)
-    if found.axis_size("expert") > 1:
-        raise ValueError(
-            "A plan counts the axes 'data', 'tensor' and 'pipe'. Make the model under a strategy, and print "
-            f"keras_ext.memory_report(model). Received: mesh={dict(mesh or {})}."
-        )
-    return found
+    return strategies.DeviceMesh.from_devices([f"device {i}" for i in range(num_devices)], mesh)
 
 
 def _ways(devices: strategies.DeviceMesh, shard: Any, shard_size: int | None) -> dict[str, Sharing]:
     """Returns the configurations that the table shows below that of one device, by their names."""
     if shard not in (None, "optimizer", "gradients", "weights"):
         raise ValueError(f"shard is 'optimizer', 'gradients', 'weights' or None. Received: shard={shard!r}.")
-    count = devices.num_replicas
+    count, num_expert = devices.num_replicas, devices.axis_size("expert")
+    if shard_size is not None and num_expert > 1:
+        raise ValueError(
+            "The replicas along the axis 'expert' share the optimizer, so its size is that of the axis: leave "
+            f"shard_size out. Received: shard_size={shard_size}, mesh with expert={num_expert}."
+        )
     is_size = isinstance(shard_size, int) and not isinstance(shard_size, bool) and shard_size > 1
     if shard_size is not None and (shard is None or not is_size or count % shard_size):
         raise ValueError(
@@ -229,6 +230,11 @@ def _ways(devices: strategies.DeviceMesh, shard: Any, shard_size: int | None) ->
     if count == 1:
         # There is no other replica with which to share.
         return {axes if is_split else "one device": Sharing(1, shard)}
+    if num_expert > 1:
+        return {
+            axes: Sharing(count, shard if shard == "gradients" else "optimizer", num_expert, divides_experts=True),
+            f'{axes}, shard="weights"': Sharing(count, "weights", num_expert, divides_experts=True),
+        }
     size = shard_size or count
     groups = f", by {size}" if size < count else ""
     stage = "gradients" if shard == "gradients" else "optimizer"
@@ -241,4 +247,6 @@ def _ways(devices: strategies.DeviceMesh, shard: Any, shard_size: int | None) ->
 
 
 def _asked(ways: Mapping[str, Sharing], shard: str | None) -> str:
-    return next(name for name, way in ways.items() if way.shard == shard)
+    # Along "expert" the optimizer is sharded in any case.
+    asked = shard or ("optimizer" if any(way.divides_experts for way in ways.values()) else None)
+    return next(name for name, way in ways.items() if way.shard == asked)

@@ -115,7 +115,8 @@ def _check(model: Any, made: Sequence[layer_api.UndrawnVariable]) -> None:
     known = {id(each.variable) for each in made}
     if outside := [variable.path for variable in model.variables if id(variable.value) not in known]:
         raise ValueError(
-            "make_model makes all of the model, each time that it is called: weights that exist already take memory. "
+            "make_model makes all of the model, each time that it is called, and does not call "
+            "keras.utils.clear_session: weights that exist already take memory. "
             f"Received: {len(outside)} weights that were made before, such as {outside[0]!r}."
         )
 
@@ -140,7 +141,8 @@ def _sizes_at(
     for each in sorted(own, key=lambda variable: order[id(variable.value)]):
         is_trainable = made[order[id(each.value)]].variable.trainable
         may_shard = is_shardable(each.dtype, len(each.shape), is_trainable=is_trainable)
-        weights.append(Weight(variable_bytes(each), each.dtype, id(each) in trained, may_shard))
+        is_expert = made[order[id(each.value)]].is_expert
+        weights.append(Weight(variable_bytes(each), each.dtype, id(each) in trained, may_shard, is_expert))
     # An optimizer for the variables of this device only: its slots are where they are.
     optimizer = OptimizerCopies(Counterparts(source, source)).copied(source.optimizer)
     optimizer.build([each for each in own if id(each) in trained])

@@ -53,7 +53,7 @@ def _train(workload: Workload, setting: Setting, folder: str, report: Report) ->
     import keras_ext
 
     with _strategy(setting).scope():
-        model = make_model(workload.model)
+        plain = model = make_model(workload.model)
         if setting.mesh.get("tensor", 1) > 1:
             model = keras_ext.parallelize(model)
         if setting.pipeline:
@@ -66,7 +66,9 @@ def _train(workload: Workload, setting: Setting, folder: str, report: Report) ->
     Path(folder, f"{setting.name}.bytes").write_text(str(max(bytes_of_devices.values())))
     if setting.pipeline:
         # The planned memory is that of the same stages: where they begin was decided by times.
-        starts = [stage[0].name for stage in model.partition.stages[1:]]
+        # Names of layers differ from process to process, positions do not.
+        names = [layer.name for layer in plain.layers]
+        starts = [names.index(stage[0].name) for stage in model.partition.stages[1:]]
         Path(folder, f"{setting.name}.partition").write_text(json.dumps(starts))
     while True:
         seconds = []

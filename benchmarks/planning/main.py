@@ -70,16 +70,14 @@ def _rows(workload: cases.Workload, links: dict[str, Any]) -> list[tables.Row]:
     ]
 
 
-def planned_bytes(workload: cases.Workload, setting: cases.Setting, partition: list[str] | None) -> int | None:
-    """Returns the bytes that `memory_plan` has for a device apart from activations; None if it refuses the mesh.
+def planned_bytes(workload: cases.Workload, setting: cases.Setting, partition: list[int] | None) -> int:
+    """Returns the bytes that `memory_plan` has for a device apart from activations.
 
     Args:
         workload: the model and its batch.
         setting: the mesh.
-        partition: the layers with which the stages of a pipeline begin, apart from the first one.
+        partition: positions of the layers with which the stages of a pipeline begin, apart from the first one.
     """
-    if "expert" in setting.mesh:
-        return None
     import keras_ext
 
     def make_model() -> Any:
@@ -87,9 +85,12 @@ def planned_bytes(workload: cases.Workload, setting: cases.Setting, partition: l
         if partition is None:
             return model
         stages = setting.mesh["pipe"]
-        return keras_ext.PipelineModel(model, stages, **{**setting.pipeline, "partition": partition})
+        starts = [model.layers[position].name for position in partition]
+        return keras_ext.PipelineModel(model, stages, **{**setting.pipeline, "partition": starts})
 
-    plan = keras_ext.memory_plan(make_model, batch_size=workload.batch_size, mesh=setting.mesh, shard=setting.shard)
+    # These bytes do not depend on rows. With few rows, activations do not decide which device has the most.
+    rows = setting.mesh.get("data", 1) * setting.pipeline.get("num_microbatches", 1)
+    plan = keras_ext.memory_plan(make_model, batch_size=rows, mesh=setting.mesh, shard=setting.shard)
     return plan.together - (plan.activations or 0)
 
 

@@ -27,7 +27,7 @@ class Row:
     measured: float
     predicted: float
     held: int
-    planned: int | None
+    planned: int
 
     @property
     def error(self) -> float:
@@ -35,9 +35,9 @@ class Row:
         return self.predicted / self.measured - 1
 
     @property
-    def memory_error(self) -> float | None:
+    def memory_error(self) -> float:
         """The planned bytes divided by those held, less 1."""
-        return None if self.planned is None else self.planned / self.held - 1
+        return self.planned / self.held - 1
 
 
 def table(rows: Sequence[Row]) -> str:
@@ -47,10 +47,9 @@ def table(rows: Sequence[Row]) -> str:
         "|---|---|---|---|---|---|---|",
     ]
     for row in rows:
-        memory = "-" if row.memory_error is None else f"{row.memory_error:+.1%}"
         lines.append(
             f"| {row.model} | {row.setting.name} | {1e3 * row.measured:.1f} | {1e3 * row.predicted:.1f} "
-            f"| {row.error:+.1%} | {row.held / 1e6:.1f} | {memory} |"
+            f"| {row.error:+.1%} | {row.held / 1e6:.1f} | {row.memory_error:+.1%} |"
         )
     return "\n".join(lines)
 
@@ -58,7 +57,7 @@ def table(rows: Sequence[Row]) -> str:
 def summary(rows: Sequence[Row]) -> str:
     """Returns the median and the worst error, and how often the best mesh was chosen."""
     errors = sorted(abs(row.error) for row in rows)
-    memory = [abs(row.memory_error) for row in rows if row.memory_error is not None]
+    memory = [abs(row.memory_error) for row in rows]
     lines = [
         f"{len(rows)} steps: error {statistics.median(errors):.1%} at the median, {errors[-1]:.1%} at worst.",
         f"Memory of {len(memory)} settings: error {max(memory, default=0.0):.1%} at worst.",

@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, Literal, Protocol, TypeVar
 
 from absl import app, flags, logging
 
@@ -105,6 +105,7 @@ class PlacingOptions:
     schedule: str = "1f1b"
     partition: str = "time"
     remat: str | None = None
+    shard: Literal["optimizer", "weights"] | None = None
 
 
 def define_placing_flags() -> None:
@@ -129,6 +130,12 @@ def define_placing_flags() -> None:
         ["all", "all_but_last"],
         "Stages that recompute activations in their backward pass instead of storing them. Without pipeline stages, "
         "all means all layers.",
+    )
+    flags.DEFINE_enum(
+        "shard",
+        PlacingOptions.shard,
+        ["optimizer", "weights"],
+        "State that replicas keep in shards instead of copies: the optimizer's, or also the weights and gradients.",
     )
 
 

@@ -29,7 +29,6 @@ flags.DEFINE_string(
 )
 flags.DEFINE_integer("lora_rank", 0, "Rank of LoRA adapters; 0 trains all weights.", lower_bound=0)
 flags.DEFINE_enum("quantize", None, ["int8", "int4"], "Quantizes the frozen weights; with --lora_rank only.")
-flags.DEFINE_enum("shard", None, ["optimizer", "weights"], "What replicas share in shards instead of copies.")
 flags.DEFINE_integer("sequence_length", 128, "Tokens in a row of a batch.", lower_bound=1)
 flags.DEFINE_integer("batch_size", 8, "Global batch size: rows in one step on all devices.", lower_bound=1)
 flags.DEFINE_integer("epochs", 8, "Passes over the text; each ends with validation and a checkpoint.", lower_bound=1)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from common.folders import make_folder
 from common.options import OptionError, PlacingOptions, RunOptions
@@ -18,7 +17,6 @@ class Options(PlacingOptions, RunOptions):
     text: str | None = None
     lora_rank: int = 0
     quantize: str | None = None
-    shard: Literal["optimizer", "weights"] | None = None
     sequence_length: int = 128
     batch_size: int = 8
     epochs: int = 8

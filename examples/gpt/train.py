@@ -85,7 +85,8 @@ def run(options: Options, text: Text, strategy: Any = None) -> Result:
     packed = rows.pack(map(tokenizer.encode, text.documents), tokenizer.separator)
     train_rows, held_out = rows.split(packed, options.sequence_length)
     if strategy is None:
-        strategy = devices.make_strategy(options.strategy, options.devices, devices.mesh_of(options.mesh))
+        mesh = devices.mesh_of(options.mesh)
+        strategy = devices.make_strategy(options.strategy, options.devices, mesh, options.shard)
     training.prepare(options)
     sizes = sizes_of(options, tokenizer.num_tokens)
     _check_experts(sizes, strategy)

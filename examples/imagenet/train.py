@@ -76,7 +76,7 @@ def run(options: Options) -> Result:
     folder = run_folder("imagenet", options)
     if options.save is not None:
         check_saved_model(options.save)
-    strategy = make_strategy(options.strategy, options.devices, mesh_of(options.mesh))
+    strategy = make_strategy(options.strategy, options.devices, mesh_of(options.mesh), options.shard)
     prepare(options)
     try:
         data_dir = synthetic.make_synthetic(SYNTHETIC_DIR) if options.data_dir is None else options.data_dir

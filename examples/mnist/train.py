@@ -61,7 +61,7 @@ def run(options: Options, digits: data.Digits) -> Result:
     folder = run_folder("mnist", options)
     if options.save is not None:
         check_saved_model(options.save)
-    strategy = make_strategy(options.strategy, options.devices, mesh_of(options.mesh))
+    strategy = make_strategy(options.strategy, options.devices, mesh_of(options.mesh), options.shard)
     prepare(options)
     num_images = len(digits.train.labels)
     num_steps = options.epochs * steps_per_epoch(num_images, options)

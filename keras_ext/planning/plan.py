@@ -159,10 +159,10 @@ class TrainingPlan:
         return "\n".join(lines)
 
     def _conclusion(self) -> str:
-        used = self.best.num_bytes
         near = ""
-        if used is not None and math.isfinite(self.device_bytes):
-            near = f"; it takes {used / self.device_bytes:.0%} of a device's {self.device_bytes / 1e9:.1f} GB"
+        if math.isfinite(self.device_bytes):
+            part = self.best.num_bytes / self.device_bytes
+            near = f"; it takes {part:.0%} of a device's {self.device_bytes / 1e9:.1f} GB"
         if not self.splits:
             return f"Do not split, it fits: data parallelism is the fastest{near}."
         return f"The first is the fastest, or within 1 % of it and simpler{near}."
@@ -180,7 +180,7 @@ def _row(candidate: MeasuredCandidate, batch_size: int) -> tuple[str, ...]:
         "yes" if layout.recompute else "-",
         f"{1e3 * seconds:.1f}",
         f"{batch_size / seconds:,.0f}",
-        "-" if candidate.num_bytes is None else f"{candidate.num_bytes / 1e6:,.1f}",
+        f"{candidate.num_bytes / 1e6:,.1f}",
         f"{candidate.parts['bubble'] / seconds:.0%}",
     )
 

@@ -35,10 +35,8 @@ class PlannedBytes:
         self._batch = batch
         self._known: dict[MeasuredLayout, int] = {}
 
-    def bytes_of(self, layout: MeasuredLayout) -> int | None:
-        """Returns the bytes of the device with the most; None if experts are divided, which `memory_plan` refuses."""
-        if layout.num_expert > 1:
-            return None
+    def bytes_of(self, layout: MeasuredLayout) -> int:
+        """Returns the bytes of the device with the most."""
         if layout not in self._known:
             self._known[layout] = memory_plan(
                 functools.partial(self._made, layout),

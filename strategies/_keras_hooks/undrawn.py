@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from strategies import _keras_hooks
 from strategies._keras_hooks.global_state import global_state_kept
-from strategies.replica.creation_context import creating
+from strategies.replica.creation_context import creating, creation_context
 from strategies.replica.deferred import DeferredVariable
 from strategies.replica.parts import Coordinates, current_parts, planned_parts
 from strategies.saving.unread_files import Loading, loading_unread
@@ -31,10 +31,12 @@ class UndrawnVariable:
     Attributes:
         variable: the variable of TensorFlow.
         coordinates: its coordinates in the replica.
+        is_expert: True if the axis "expert" divides its rows.
     """
 
     variable: tf.Variable
     coordinates: Coordinates
+    is_expert: bool = False
 
     def is_at(self, positions: Mapping[str, int]) -> bool:
         """Returns True if the device at these positions has the variable, where each device has its own process."""
@@ -71,7 +73,8 @@ def variables_undrawn(axes: Mapping[str, int] | None = None) -> Iterator[list[Un
                 variable: tf.Variable = DeferredVariable(initial_value, **form_of(kwargs))
         else:
             variable = next_creator(**kwargs)
-        made.append(UndrawnVariable(variable, current_parts().coordinates))
+        is_expert = creation_context().row_axis == "expert"
+        made.append(UndrawnVariable(variable, current_parts().coordinates, is_expert))
         return variable
 
     # Keras collects garbage whenever a layer is quantized: it need not look through what exists already.

@@ -5,9 +5,12 @@
 | None | P | P | S | |
 | "optimizer", "gradients" | P | P | S / s | |
 | "weights" | P / s | P / s | S / s | two units, and small ones |
+| "optimizer", mesh axis "expert" of size s | P - E + E / s | P - E + E / s | S / s | |
+| "weights", mesh axis "expert" of size s | P / s | P / s | S / s | two units, and small ones, of P - E |
 
-P is the bytes of the trained weights, S the bytes of their slots, s the number of replicas that share. Weights that are
-not trained, and optimizer variables that exist once, such as its step, are whole on each device.
+P is the bytes of the trained weights, E those of experts among them, S the bytes of their slots, s the number of
+replicas that share. Weights that are not trained, and optimizer variables that exist once, such as its step, are whole
+on each device.
 
 Source: stages 1 to 3 of ZeRO (Rajbhandari et al., arXiv:1910.02054), section 5.
 """
@@ -34,15 +37,19 @@ class Sharing:
         num_replicas: the number of replicas of the job.
         shard: "optimizer", "gradients", "weights", or None if each replica holds all.
         size: the number of replicas that share, a divisor of `num_replicas`; without meaning if `shard` is None.
+        divides_experts: True if these replicas are those along the mesh axis "expert".
     """
 
     num_replicas: int = 1
     shard: str | None = None
     size: int = 1
+    divides_experts: bool = False
 
     def __post_init__(self) -> None:
         if self.shard not in (None, "optimizer", "gradients", "weights"):
             raise ValueError(f"shard must be 'optimizer', 'gradients', 'weights' or None. Received: {self.shard!r}.")
+        if self.divides_experts and self.shard is None:
+            raise ValueError("Along the axis 'expert' optimizers are sharded. Received: shard=None.")
         if self.size < 1 or self.num_replicas % self.size:
             raise ValueError(
                 "The number of replicas that share divides the number of all. "
@@ -69,12 +76,14 @@ class Weight:
         dtype: the name of its dtype.
         is_trained: whether it has a gradient.
         may_shard: True if ``shard="weights"`` shards it, see `is_shardable`.
+        is_expert: True if the axis "expert" divides it. It is not gathered: its inputs travel.
     """
 
     num_bytes: int
     dtype: str = "float32"
     is_trained: bool = True
     may_shard: bool = True
+    is_expert: bool = False
 
 
 def is_shardable(dtype: str, rank: int, *, is_trainable: bool) -> bool:
@@ -161,19 +170,21 @@ def held_bytes(sizes: ModelSizes, sharing: Sharing, *, all_stay: bool = False) -
         sizes = ModelSizes((Weight(4000),), slot_bytes=8000)
         assert held_bytes(sizes, Sharing(4, "optimizer", 4)) == HeldBytes(4000, 4000, 2000)
     """
-    cut = [each for each in sizes.weights if each.may_shard] if sharing.num_weight_shards > 1 else []
-    whole = [each for each in sizes.weights if not each.may_shard] if cut else sizes.weights
-    gradients = math.ceil(sum(each.num_bytes for each in cut if each.is_trained) / sharing.num_weight_shards)
+    experts = [each for each in sizes.weights if each.is_expert and sharing.divides_experts]
+    others = [each for each in sizes.weights if each not in experts] if experts else sizes.weights
+    gathered = [each for each in others if each.may_shard] if sharing.num_weight_shards > 1 else []
+    whole = [each for each in others if not each.may_shard] if gathered else others
+    cut = [*experts, *gathered]
+    gradients = math.ceil(sum(each.num_bytes for each in cut if each.is_trained) / sharing.size)
     slots = sizes.slot_bytes / sharing.num_slot_shards
     if sizes.whole_slots and sizes.trained_bytes:
         trained = [each.num_bytes for each in sizes.weights if each.is_trained]
         slots = sizes.slot_bytes * _largest_load(trained, sharing.num_slot_shards) / sizes.trained_bytes
     return HeldBytes(
-        math.ceil(sum(each.num_bytes for each in cut) / sharing.num_weight_shards)
-        + sum(each.num_bytes for each in whole),
+        math.ceil(sum(each.num_bytes for each in cut) / sharing.size) + sum(each.num_bytes for each in whole),
         gradients + sum(each.num_bytes for each in whole if each.is_trained),
         math.ceil(slots) + sizes.replicated_bytes,
-        gathered_bytes(units_of(cut), all_stay=all_stay),
+        gathered_bytes(units_of(gathered), all_stay=all_stay),
     )
 
 

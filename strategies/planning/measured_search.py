@@ -6,7 +6,7 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from strategies.planning.measured import measured_seconds
 from strategies.planning.measured_step import MeasuredLayout, MeasuredStep
@@ -16,8 +16,8 @@ from strategies.planning.search import SHARDS, TOO_LARGE, USABLE, divisors, in_o
 _ROUNDS = (1, 2, 4)
 _SCHEDULES = ("1f1b", "zb_h1")
 
-#: Returns the bytes of the device with the most; None if they are not known.
-LayoutBytes = Callable[[MeasuredLayout], int | None]
+#: Returns the bytes of the device with the most.
+LayoutBytes = Callable[[MeasuredLayout], int]
 
 
 @dataclass(frozen=True)
@@ -27,12 +27,12 @@ class MeasuredCandidate:
     Attributes:
         layout: the layout.
         parts: seconds of a step by part.
-        num_bytes: on the device with the most; None if they are not known.
+        num_bytes: on the device with the most; 0 before they are counted.
     """
 
     layout: MeasuredLayout
     parts: Mapping[str, float]
-    num_bytes: int | None
+    num_bytes: int = 0
 
     @property
     def seconds(self) -> float:
@@ -87,19 +87,15 @@ def measured_search(
         if layout.recompute and layout.num_stages == 1 and not may_recompute:
             continue
         parts = measured_seconds(step, layout, batch_size)
-        by_mesh.setdefault(tuple(layout.mesh.values()), []).append(MeasuredCandidate(layout, parts, None))
+        by_mesh.setdefault(tuple(layout.mesh.values()), []).append(MeasuredCandidate(layout, parts))
     found = []
     for candidates in by_mesh.values():
         for candidate in in_order(candidates):
             num_bytes = bytes_of(candidate.layout)
-            if num_bytes is None and math.isfinite(device_bytes):
-                refused["divides experts, whose memory is not counted"] += 1
-                continue
-            if num_bytes is not None and num_bytes > USABLE * device_bytes:
-                refused[TOO_LARGE] += 1
-                continue
-            found.append(MeasuredCandidate(candidate.layout, candidate.parts, num_bytes))
-            break
+            if num_bytes <= USABLE * device_bytes:
+                found.append(replace(candidate, num_bytes=num_bytes))
+                break
+            refused[TOO_LARGE] += 1
     return MeasuredSearch(tuple(in_order(found)[:num_best]), dict(refused))
 
 

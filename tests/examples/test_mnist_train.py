@@ -102,9 +102,11 @@ def one_device(digits: data.Digits, tmp_path_factory: pytest.TempPathFactory) ->
     return train.run(replace(QUIET, epochs=2, batch_size=10, run_dir=str(tmp_path_factory.mktemp("one"))), digits)
 
 
-@pytest.mark.parametrize("num_devices", [2, 3])
-def test_several_devices_give_the_curve_of_one(run: Run, one_device: train.Result, num_devices: int) -> None:
-    assert_equal(run(epochs=2, batch_size=10, devices=num_devices), one_device)
+@pytest.mark.parametrize(("num_devices", "shard"), [(2, "weights"), (3, None)])
+def test_several_devices_give_the_curve_of_one(
+    run: Run, one_device: train.Result, num_devices: int, shard: str | None
+) -> None:
+    assert_equal(run(epochs=2, batch_size=10, devices=num_devices, shard=shard), one_device)
 
 
 def test_goes_on_within_an_epoch_on_another_mesh(

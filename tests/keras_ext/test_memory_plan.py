@@ -196,6 +196,30 @@ def test_frozen_weights_are_cut_but_have_no_gradients() -> None:
     assert report.formula is None
 
 
+@pytest.mark.parametrize("shard", [None, "weights"])
+@pytest.mark.parametrize("mesh", [{"expert": 2}, {"data": 2, "expert": 2}, {"expert": 2, "tensor": 2}], ids=str)
+def test_experts_are_divided_and_so_are_the_slots_of_all_weights(mesh: dict[str, int], shard: Sharded) -> None:
+    def make() -> keras.Model:
+        mixture = keras_ext.MixtureOfExperts(4, 64, load_balancing_loss=0.0, use_bias=True)
+        model = keras.Sequential(
+            [keras.Input((8, 128)), mixture, keras.layers.Dense(512, "relu"), keras.layers.Dense(8)]
+        )
+        model.compile("adam", "mse")
+        return model
+
+    plan = keras_ext.memory_plan(make, batch_size=8, mesh=mesh, shard=shard)
+    devices = [f"CPU:{i}" for i in range(int(np.prod(list(mesh.values()))))]
+    with strategies.MirroredStrategy(devices, mesh=mesh, shard=shard).scope():
+        model = keras_ext.parallelize(make()) if "tensor" in mesh else make()
+        model.optimizer.build(model.trainable_variables)
+    report = keras_ext.memory_report(model)
+    assert plan.weights == pytest.approx(max(report.weights.values()), rel=0.01)
+    assert plan.gradients == pytest.approx(max(report.gradients.values()), rel=0.01)
+    assert plan.optimizer == pytest.approx(max(report.slots.values()), rel=0.01)
+    assert plan.activations
+    assert len(plan.rows) == 3
+
+
 def test_a_model_with_a_mixture_is_split_as_others_are() -> None:
     """A mixture splits itself wherever the axis is: that does not mean that the rest is split already."""
 

@@ -56,6 +56,16 @@ def test_frozen_weights_are_cut_and_have_no_gradients() -> None:
     assert held_bytes(sizes, Sharing(4, "optimizer", 4)) == HeldBytes(8400, 400, 200)
 
 
+def test_experts_are_divided_and_not_gathered() -> None:
+    sizes = ModelSizes((Weight(400), Weight(8000, is_expert=True)), slot_bytes=16800)
+    assert held_bytes(sizes, Sharing(4, "optimizer", 2, divides_experts=True)) == HeldBytes(4400, 4400, 8400)
+    assert held_bytes(sizes, Sharing(4, "weights", 2, divides_experts=True)) == HeldBytes(4200, 4200, 8400, 400)
+    # Without the axis they are weights like others.
+    assert held_bytes(sizes, Sharing(4)) == HeldBytes(8400, 8400, 16800)
+    with pytest.raises(ValueError, match=r"Along the axis 'expert'"):
+        Sharing(4, divides_experts=True)
+
+
 def test_slots_of_whole_weights_are_assigned_largest_first() -> None:
     sizes = ModelSizes(tuple(map(Weight, (500, 300, 200, 200))), slot_bytes=2400, whole_slots=True)
     assert held_bytes(sizes, Sharing(2, "optimizer", 2)).optimizer == 1400

@@ -60,13 +60,10 @@ def test_experts_are_divided_with_the_rows() -> None:
     assert experts["layers"] == replicas["layers"]
     assert experts["experts"] == pytest.approx(32 * 4e3 / 2 / 1e9)
     assert experts["update"] == pytest.approx(replicas["update"] * (4e6 - 0.9e6) / 4e6)
-    best = measured_search(step, 64, 4, lambda layout: None).best
+    best = measured_search(step, 64, 4, lambda layout: 1).best
     [divided] = [each for each in best if each.layout.num_expert == 4]
     assert divided.layout.mesh == {"data": 1, "expert": 4, "pipe": 1, "tensor": 1}
     assert divided.num_ways > 0
-    # Their memory is not known.
-    refused = measured_search(step, 64, 4, lambda layout: None, device_bytes=1e9)
-    assert refused.best == ()
 
 
 def test_stages_wait_as_their_schedule_says() -> None:
@@ -127,7 +124,7 @@ def test_a_search_prefers_what_is_simple_and_fits() -> None:
     assert small.refused["needs more memory than a device has"] > 0
     assert measured_search(STEP, 64, 2, lambda layout: 100, device_bytes=60).best == ()
     whole = dataclasses.replace(STEP, layers=[dataclasses.replace(each, split_share=0.0) for each in LAYERS])
-    refused = measured_search(whole, 63, 8, lambda layout: None).refused
+    refused = measured_search(whole, 63, 8, lambda layout: 1).refused
     assert {"splits layers, of which none can be split", "has more stages than layers"} <= set(refused)
     assert "has rows that do not divide among replicas" in refused
 
