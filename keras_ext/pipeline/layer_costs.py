@@ -107,22 +107,30 @@ class TimedStage:
         with self._alone(), self._refusals_named():
             return self.stage.compute(given, training=True)
 
-    def function(self, given: Sequence[Any]) -> Callable[[], None]:
+    def function(self, given: Sequence[Any], *, in_halves: bool = False) -> Callable[[], None]:
         """Returns a function that runs both passes, traced, and waits for them. Several threads may call it at once.
+
+        Args:
+            given: the inputs.
+            in_halves: if True, the gradients of weights are computed after those of inputs, in a function of their
+                own, as zero-bubble schedules do.
 
         Raises:
             ValueError: the passes cannot be traced, or a layer refuses its inputs.
         """
         with self._alone(), self._refusals_named():
-            passes, both = self._passes(layer_api.traced)
+            passes, both = self._passes(layer_api.traced, in_halves=in_halves)
             both(*given)
         return functools.partial(_run, both, given, passes)
 
-    def _passes(self, traced: Callable[..., Any] | None) -> tuple[Any, Callable[..., tuple[list[Any], Any]]]:
+    def _passes(
+        self, traced: Callable[..., Any] | None, *, in_halves: bool = False
+    ) -> tuple[Any, Callable[..., tuple[list[Any], Any]]]:
         """Returns the passes, and a function that runs both of them and returns the outputs and a number to wait for.
 
         Args:
             traced: makes a graph of a function; None to run its ops one by one.
+            in_halves: see `function`.
         """
         parts = layer_api.replica_parts()
 
@@ -135,7 +143,10 @@ class TimedStage:
         def both(*tensors: Any) -> tuple[list[Any], Any]:
             outputs, vjp = passes(tensors)
             upstream = [ops.ones_like(y) if y.dtype.is_floating or y.dtype.is_complex else None for y in outputs]
-            return outputs, _marks([*outputs, *keras.tree.flatten(vjp(upstream))])
+            if not in_halves:
+                return outputs, _marks([*outputs, *keras.tree.flatten(vjp(upstream))])
+            gradients, add_to = vjp.in_halves(upstream)
+            return outputs, _marks([*outputs, *keras.tree.flatten([gradients, add_to([None] * len(variables))])])
 
         return passes, both if traced is None else traced(both)
 

@@ -35,6 +35,8 @@ _ADDED_BYTES = 32 * 2**20
 _MATRIX_SIZE = 1024
 # Of a replica's rows, the fractions with which passes are timed.
 _FRACTIONS = (1, 2, 4, 8)
+# The index, among the numbers of rows in increasing order, of that with which passes in halves are timed.
+_HALVES_AT = 1
 
 
 def measure_step(model: Any, batch_size: int, num_devices: int, batch: Sequence[Any] | None) -> MeasuredStep:
@@ -63,6 +65,10 @@ def measure_step(model: Any, batch_size: int, num_devices: int, batch: Sequence[
     targets = _targets(model, sample, graph, batch)
     for rows in sizes:
         functions["step", rows] = _train_step(model, graph, sample, targets, rows)
+    if num_devices > 1:
+        rows = sizes[_HALVES_AT] if len(sizes) > _HALVES_AT else sizes[0]
+        functions["whole"] = functions["passes", rows]
+        functions["halves"] = stage.function([value[:rows] for value in sample], in_halves=True)
     functions["update"] = _update(model)
     functions["add"] = _addition()
     at_once = range(2, min(num_devices, MOST_AT_ONCE) + 1)
@@ -74,13 +80,16 @@ def measure_step(model: Any, batch_size: int, num_devices: int, batch: Sequence[
     update = seconds["update"]
     # Lines are compared, not times: one time that is off would count as much as the others together.
     passes, step = (Linear.through([(rows, seconds[name, rows]) for rows in sizes]) for name in ("passes", "step"))
-    rest = Linear(step.fixed - passes.fixed - update, step.of_row - passes.of_row)
+    rest = Linear(max(0.0, step.fixed - passes.fixed - update), max(0.0, step.of_row - passes.of_row))
+    # Passes that are timed alone return all gradients, also those of the inputs, which a step need not do.
+    passes = Linear(max(0.0, min(passes.fixed, step.fixed - update)), min(passes.of_row, step.of_row))
     return MeasuredStep(
         layers=_layer_shares(model, graph, nodes, None if batch is None else batch[0], batch_size, num_devices),
         passes=passes,
         rest=rest,
         update=update,
         add_bytes_per_second=_ADDED_BYTES / seconds["add"],
+        halves=max(1.0, seconds["halves"] / seconds["whole"]) if num_devices > 1 else 1.0,
         slowdowns=(1.0, *(max(1.0, seconds["at once", n] / seconds["alone", n]) for n in at_once)),
     )
 

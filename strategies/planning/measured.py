@@ -43,9 +43,8 @@ def measured_seconds(step: MeasuredStep, layout: MeasuredLayout, batch_size: int
     parts["gradients"] = _gradient_seconds(step, layout, held, parts["layers"])
     divided = layout.num_data if layout.shard else 1
     parts["update"] = busy * step.update * held / step.num_bytes / divided if step.num_bytes else 0.0
-    # One device of each replica computes its loss. No more of an update overlaps than there is.
-    of_rows = step.slowdown(layout.num_replicas) * step.rest.of_row * rows
-    parts["rest"] = max(step.rest.fixed, -parts["update"]) + of_rows
+    # One device of each replica computes its loss.
+    parts["rest"] = step.rest.fixed + step.slowdown(layout.num_replicas) * step.rest.of_row * rows
     return parts
 
 
@@ -140,6 +139,8 @@ def _pipeline_seconds(step: MeasuredStep, layout: MeasuredLayout, rows: float) -
 
     def seconds(action: Action) -> float:
         part = _PARTS_OF_PASSES[action.kind]
+        if action.kind in (Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT):
+            part += (step.halves - 1) / 2
         found = step.seconds_of_pass + part * (whole * shares[action.stage] + exchanges[action.stage])
         if action.kind != Kind.BACKWARD_WEIGHT:
             # A pass receives its input and sends its output, except at the ends of the model.

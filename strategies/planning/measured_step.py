@@ -143,14 +143,15 @@ class MeasuredStep:
     Attributes:
         layers: the layers in the order of their calls.
         passes: of all layers, for rows of a micro-batch.
-        rest: of a step besides passes and update: loss, metrics, Python; for rows of a replica. It is negative as far
-            as the update overlaps with the passes.
+        rest: of a step besides passes and update: loss, metrics, Python; for rows of a replica.
         update: seconds of the optimizer's update of all weights.
         add_bytes_per_second: at which gradients are added.
         slowdowns: how many times slower a device computes while 1, 2, ... devices compute; empty if they do not share
             processors.
         links: by axis; devices of one process exchange at the rate of an addition if an axis is missing.
         seconds_of_pass: seconds that a pass of a stage costs besides its layers.
+        halves: how many times longer the passes take if the gradients of weights are computed in a pass of their own,
+            as in zero-bubble schedules.
     """
 
     layers: Sequence[LayerShare]
@@ -161,6 +162,7 @@ class MeasuredStep:
     slowdowns: Sequence[float] = ()
     links: Mapping[str, Link] | None = None
     seconds_of_pass: float = 0.0
+    halves: float = 1.0
 
     @property
     def num_bytes(self) -> float:

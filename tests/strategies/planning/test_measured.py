@@ -142,10 +142,14 @@ def test_exchanges_that_take_the_processor_do_not_overlap() -> None:
     assert measured_seconds(step, MeasuredLayout(2), 64)["gradients"] == pytest.approx(0.8 * 0.004)
 
 
-def test_an_update_overlaps_with_the_passes_as_measured_and_no_more_than_it_takes() -> None:
-    step = dataclasses.replace(STEP, rest=Linear(-0.006, 0.0001), slowdowns=(1.0, 1.5))
-    assert measured_seconds(step, MeasuredLayout(), 64)["rest"] == pytest.approx(-0.006 + 64 * 0.0001)
-    # Shards divide the update, and one of them computes the loss of all rows.
-    tensor = measured_seconds(step, MeasuredLayout(num_tensor=4), 64)
-    assert tensor["update"] == pytest.approx(step.slowdown(4) * 0.008 / 4)
-    assert tensor["rest"] == pytest.approx(-tensor["update"] + 64 * 0.0001)
+def test_zero_bubble_pays_for_passes_in_halves() -> None:
+    layout = MeasuredLayout(num_stages=2, num_microbatches=4, schedule="zb_h1")
+    whole, halves = (
+        sum(measured_seconds(dataclasses.replace(STEP, halves=times), layout, 64).values()) for times in (1.0, 1.1)
+    )
+    # Each of the two devices computes four micro-batches of half of the model.
+    assert halves - whole == pytest.approx(0.1 * 4 * (0.004 + 16 * 0.001) / 2, rel=0.2)
+    one_f_one_b = dataclasses.replace(layout, schedule="1f1b")
+    assert measured_seconds(dataclasses.replace(STEP, halves=1.1), one_f_one_b, 64) == measured_seconds(
+        STEP, one_f_one_b, 64
+    )
