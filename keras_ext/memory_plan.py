@@ -159,6 +159,9 @@ def memory_plan(
     given = {"num_devices": num_devices, "num_microbatches": num_microbatches, "sequence_length": sequence_length}
     _check_numbers(**{name: value for name, value in given.items() if value is not None})
     devices = _mesh(num_devices, mesh)
+    if shard is None and devices.axis_size("expert") > 1:
+        # The replicas along the axis share the optimizer in any case.
+        shard = "optimizer"
     ways = _ways(devices, shard, shard_size)
     # The largest number of rows of a replica: these numbers differ by at most one.
     rows = {way.num_replicas: -(-batch_size // way.num_replicas) for way in ways.values()}
@@ -230,14 +233,14 @@ def _ways(devices: strategies.DeviceMesh, shard: Any, shard_size: int | None) ->
     if count == 1:
         # There is no other replica with which to share.
         return {axes if is_split else "one device": Sharing(1, shard)}
+    stage = "gradients" if shard == "gradients" else "optimizer"
     if num_expert > 1:
         return {
-            axes: Sharing(count, shard if shard == "gradients" else "optimizer", num_expert, divides_experts=True),
+            axes: Sharing(count, stage, num_expert, divides_experts=True),
             f'{axes}, shard="weights"': Sharing(count, "weights", num_expert, divides_experts=True),
         }
     size = shard_size or count
     groups = f", by {size}" if size < count else ""
-    stage = "gradients" if shard == "gradients" else "optimizer"
     before = f"{axes}, " if is_split else ""
     return {
         axes if is_split else f"{count} replicas": Sharing(count),
@@ -247,6 +250,4 @@ def _ways(devices: strategies.DeviceMesh, shard: Any, shard_size: int | None) ->
 
 
 def _asked(ways: Mapping[str, Sharing], shard: str | None) -> str:
-    # Along "expert" the optimizer is sharded in any case.
-    asked = shard or ("optimizer" if any(way.divides_experts for way in ways.values()) else None)
-    return next(name for name, way in ways.items() if way.shard == asked)
+    return next(name for name, way in ways.items() if way.shard == shard)

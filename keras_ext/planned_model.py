@@ -139,10 +139,9 @@ def _sizes_at(
     trained = {id(variable) for variable in model.trainable_variables}
     weights = []
     for each in sorted(own, key=lambda variable: order[id(variable.value)]):
-        is_trainable = made[order[id(each.value)]].variable.trainable
-        may_shard = is_shardable(each.dtype, len(each.shape), is_trainable=is_trainable)
-        is_expert = made[order[id(each.value)]].is_expert
-        weights.append(Weight(variable_bytes(each), each.dtype, id(each) in trained, may_shard, is_expert))
+        undrawn = made[order[id(each.value)]]
+        may_shard = is_shardable(each.dtype, len(each.shape), is_trainable=undrawn.variable.trainable)
+        weights.append(Weight(variable_bytes(each), each.dtype, id(each) in trained, may_shard, undrawn.is_expert))
     # An optimizer for the variables of this device only: its slots are where they are.
     optimizer = OptimizerCopies(Counterparts(source, source)).copied(source.optimizer)
     optimizer.build([each for each in own if id(each) in trained])

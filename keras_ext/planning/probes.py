@@ -35,8 +35,6 @@ _ADDED_BYTES = 32 * 2**20
 _MATRIX_SIZE = 1024
 # Of a replica's rows, the fractions with which passes are timed.
 _FRACTIONS = (1, 2, 4, 8)
-# The index, among the numbers of rows in increasing order, of that with which passes in halves are timed.
-_HALVES_AT = 1
 
 
 def measure_step(model: Any, batch_size: int, num_devices: int, batch: Sequence[Any] | None) -> MeasuredStep:
@@ -57,6 +55,8 @@ def measure_step(model: Any, batch_size: int, num_devices: int, batch: Sequence[
         raise ValueError(f"A plan measures Sequential and Functional models, as pipelines do. {refusal}") from refusal
     sizes = sorted({max(1, batch_size // part) for part in _FRACTIONS})
     sample = sample_of(graph, None if batch is None else batch[0], batch_size, OPEN_SIZES[0])
+    # Pipelines compute in halves what is about a micro-batch.
+    few = sizes[:2][-1]
     nodes = tuple(nodes_of(graph))
     stage = TimedStage(Stage(0, nodes, tuple(graph.inputs), tuple(graph.outputs)), "the batch")
     functions: dict[Any, Callable[[], None]] = {
@@ -66,9 +66,7 @@ def measure_step(model: Any, batch_size: int, num_devices: int, batch: Sequence[
     for rows in sizes:
         functions["step", rows] = _train_step(model, graph, sample, targets, rows)
     if num_devices > 1:
-        rows = sizes[_HALVES_AT] if len(sizes) > _HALVES_AT else sizes[0]
-        functions["whole"] = functions["passes", rows]
-        functions["halves"] = stage.function([value[:rows] for value in sample], in_halves=True)
+        functions["halves"] = stage.function([value[:few] for value in sample], in_halves=True)
     functions["update"] = _update(model)
     functions["add"] = _addition()
     at_once = range(2, min(num_devices, MOST_AT_ONCE) + 1)
@@ -79,17 +77,16 @@ def measure_step(model: Any, batch_size: int, num_devices: int, batch: Sequence[
     seconds = _medians(functions, ROUNDS)
     update = seconds["update"]
     # Lines are compared, not times: one time that is off would count as much as the others together.
-    passes, step = (Linear.through([(rows, seconds[name, rows]) for rows in sizes]) for name in ("passes", "step"))
-    rest = Linear(max(0.0, step.fixed - passes.fixed - update), max(0.0, step.of_row - passes.of_row))
+    alone, step = (Linear.through([(rows, seconds[name, rows]) for rows in sizes]) for name in ("passes", "step"))
     # Passes that are timed alone return all gradients, also those of the inputs, which a step need not do.
-    passes = Linear(max(0.0, min(passes.fixed, step.fixed - update)), min(passes.of_row, step.of_row))
+    passes = Linear(max(0.0, min(alone.fixed, step.fixed - update)), min(alone.of_row, step.of_row))
     return MeasuredStep(
         layers=_layer_shares(model, graph, nodes, None if batch is None else batch[0], batch_size, num_devices),
         passes=passes,
-        rest=rest,
+        rest=Linear(max(0.0, step.fixed - update - passes.fixed), step.of_row - passes.of_row),
         update=update,
         add_bytes_per_second=_ADDED_BYTES / seconds["add"],
-        halves=max(1.0, seconds["halves"] / seconds["whole"]) if num_devices > 1 else 1.0,
+        halves=max(1.0, seconds["halves"] / seconds["passes", few]) if num_devices > 1 else 1.0,
         slowdowns=(1.0, *(max(1.0, seconds["at once", n] / seconds["alone", n]) for n in at_once)),
     )
 

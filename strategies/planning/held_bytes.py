@@ -170,8 +170,8 @@ def held_bytes(sizes: ModelSizes, sharing: Sharing, *, all_stay: bool = False) -
         sizes = ModelSizes((Weight(4000),), slot_bytes=8000)
         assert held_bytes(sizes, Sharing(4, "optimizer", 4)) == HeldBytes(4000, 4000, 2000)
     """
-    experts = [each for each in sizes.weights if each.is_expert and sharing.divides_experts]
-    others = [each for each in sizes.weights if each not in experts] if experts else sizes.weights
+    experts = [each for each in sizes.weights if each.is_expert] if sharing.divides_experts else []
+    others = [each for each in sizes.weights if not each.is_expert] if experts else sizes.weights
     gathered = [each for each in others if each.may_shard] if sharing.num_weight_shards > 1 else []
     whole = [each for each in others if not each.may_shard] if gathered else others
     cut = [*experts, *gathered]
