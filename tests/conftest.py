@@ -60,6 +60,9 @@ def pytest_configure(config: pytest.Config) -> None:
 #: Tests that start several processes. They run one after the other: two jobs at once would starve each other.
 SEVERAL_PROCESSES = (
     "tests/benchmarks",
+    "tests/deploy/test_mpi.py",
+    "tests/deploy/test_ray.py",
+    "tests/deploy/test_slurm.py",
     "tests/docs/coming_from",
     "tests/examples/test_goes_on.py",
     "tests/examples/test_gpt_main.py",

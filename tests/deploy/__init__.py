@@ -1,1 +1,1 @@
-"""Tests of `deploy/`. Those that need packages of a platform, or a fresh Debian, run by `make deploy-tests`."""
+"""Tests of `deploy/`. `make deploy-tests` runs all; `make test` skips those that need what is not installed."""

@@ -50,7 +50,7 @@ CHECKS = {
     "sshd accepts its configuration": "/usr/sbin/sshd -t",
     "no compiler stays": "! command -v g++ && ! command -v cmake",
 }
-SOURCE = ROOT / "deploy" / "sagemaker" / "source"
+SAGEMAKER = ROOT / "deploy" / "sagemaker"
 # What SageMaker puts below /opt/ml of a job's only machine.
 SAGEMAKER_FILES = {
     "input/config/resourceconfig.json": {"current_host": "algo-1", "hosts": ["algo-1"], "network_interface_name": "lo"},
@@ -62,12 +62,8 @@ SAGEMAKER_FILES = {
     },
     "input/config/inputdataconfig.json": {"training": {"TrainingInputMode": "File"}},
 }
-MAKE_DIGITS = (
-    "import numpy as np; from sklearn.datasets import load_digits as load; digits = load(); "
-    "np.savez('/opt/ml/input/data/training/digits.npz', images=digits.images * 15, labels=digits.target)"
-)
 SAGEMAKER_CHECKS = {
-    "digits are in the channel": f'python -c "{MAKE_DIGITS}"',
+    "digits are in the channel": "python /opt/ml/make_digits.py /opt/ml/input/data/training/digits.npz",
     "SageMaker's toolkit starts the script": "train && test -s /opt/ml/model/model.keras",
 }
 
@@ -205,7 +201,8 @@ def _write_sagemaker_files(tree: Path) -> None:
     for name, value in SAGEMAKER_FILES.items():
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(json.dumps(value))
-    shutil.copytree(SOURCE, folder / "code")
+    shutil.copytree(SAGEMAKER / "source", folder / "code")
+    shutil.copy(SAGEMAKER / "make_digits.py", folder)
 
 
 if __name__ == "__main__":

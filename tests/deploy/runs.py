@@ -5,10 +5,11 @@ from __future__ import annotations
 import csv
 import os
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Self
+from typing import NoReturn, Self
 
 import psutil
 import pytest
@@ -36,6 +37,21 @@ def curve(path: Path) -> list[dict[str, float]]:
 def assert_equal(left: Sequence[Mapping[str, float]], right: Sequence[Mapping[str, float]]) -> None:
     """Asserts that two curves are equal, each number to `TOLERANCE` relatively."""
     assert [dict(epoch) for epoch in left] == [pytest.approx(dict(epoch), rel=TOLERANCE, abs=0) for epoch in right]
+
+
+def leave_out(reason: str) -> NoReturn:
+    """Skips a test that this machine cannot run; `make deploy-tests` promises to run it, so there it fails."""
+    if os.environ.get("DEPLOY_TESTS") == "all":
+        pytest.fail(reason)
+    pytest.skip(reason)
+
+
+def python_with(environment: str) -> str:
+    """Returns the interpreter of the virtual environment `<this one>-<environment>`, or leaves the test out."""
+    python = Path(f"{sys.prefix}-{environment}", "bin", "python")
+    if not python.exists():
+        leave_out(f"there is no {python}: make {environment}-environment VENV={sys.prefix}")
+    return str(python)
 
 
 def wait(what: str, holds: Callable[[], object], shown: Callable[[], object]) -> float:

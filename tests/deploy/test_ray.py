@@ -1,6 +1,6 @@
 """`deploy/ray/mnist_ray.py` on Ray's local cluster: two workers train, and continue after one of them was killed.
 
-`make deploy-tests` runs this file with such an environment in DEPLOY_RAY_PYTHON; `make test` does not collect it.
+Ray is in an environment of its own, which `make ray-environment` makes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.deploy.runs import Run, assert_equal
+from tests.deploy.runs import Run, assert_equal, python_with
 from tests.processes import ROOT
 
 pytestmark = pytest.mark.timeout(900)
@@ -24,7 +24,7 @@ PROGRAM = ROOT / "deploy" / "ray" / "mnist_ray.py"
 
 def run(folder: Path, ray_folder: str) -> Run:
     """Returns a run of two workers on this machine."""
-    command = [os.environ["DEPLOY_RAY_PYTHON"], str(PROGRAM), f"--epochs={EPOCHS}", f"--run_dir={folder / 'run'}"]
+    command = [python_with("ray"), str(PROGRAM), f"--epochs={EPOCHS}", f"--run_dir={folder / 'run'}"]
     environment = {
         "KERAS_HOME": str(folder / "keras"),
         # Ray's sockets must have short paths.

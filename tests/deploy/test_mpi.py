@@ -1,18 +1,17 @@
 """`deploy/mpi/run.sh` with Open MPI and a Horovod that was built with it: two ranks train, and continue after a loss.
 
-`make deploy-tests` runs this file with such an environment in DEPLOY_MPI_PYTHON; `make test` does not collect it.
+That Horovod is in an environment of its own, which `make mpi-environment` makes in a few minutes.
 """
 
 from __future__ import annotations
 
-import os
 import signal
 from pathlib import Path
 
 import psutil
 import pytest
 
-from tests.deploy.runs import Run, assert_equal, curve
+from tests.deploy.runs import Run, assert_equal, curve, python_with
 from tests.processes import ROOT
 
 pytestmark = pytest.mark.timeout(900)
@@ -23,7 +22,7 @@ SCRIPT = ROOT / "deploy" / "mpi" / "run.sh"
 def run(folder: Path, epochs: int) -> Run:
     """Returns a run of two ranks on this machine."""
     environment = {
-        "PYTHON": os.environ["DEPLOY_MPI_PYTHON"],
+        "PYTHON": python_with("mpi"),
         "RUN_DIR": str(folder / "run"),
         "KERAS_HOME": str(folder / "keras"),
         "SAVE_SECONDS": "10",
