@@ -109,7 +109,10 @@ def traced(function: Callable[..., Any]) -> Callable[..., Any]:
 
     When it is called eagerly, TensorFlow's threads launch its ops, not Python.
     """
-    made: Callable[..., Any] = tf.function(function, autograph=False)
+    # TensorFlow counts traces by the code of a function, and would warn when several closures of one code are traced.
+    counted_alone = functools.partial(function)
+    counted_alone.__name__ = getattr(function, "__name__", "traced")  # type: ignore[attr-defined]
+    made: Callable[..., Any] = tf.function(counted_alone, autograph=False)
     return made
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import weakref
 from typing import Any
 
@@ -14,7 +15,7 @@ import tensorflow as tf
 import keras_ext
 import strategies
 from strategies._tf_internals import gradient_registry
-from strategies.replica.graph_lifetimes import host_callback
+from strategies.replica.graph_lifetimes import host_callback, traced
 from tests.strategies.parity.harness import features
 
 
@@ -187,3 +188,19 @@ def test_functions_that_a_graph_calls_go_with_it(strategy: strategies.MirroredSt
     del step
     gc.collect()
     assert all(held() is None for held in noted)
+
+
+def test_closures_of_one_code_are_not_taken_for_retracing(caplog: pytest.LogCaptureFixture) -> None:
+    logger = logging.getLogger("tensorflow")
+    logger.addHandler(caplog.handler)
+    try:
+        for i in range(12):
+            function = traced(lambda x, i=i: i * x)
+            assert float(function(tf.ones([]))) == float(function(tf.ones([]))) == i
+        assert "retracing" not in caplog.text
+        # One function that is traced for many shapes is still reported.
+        for n in range(12):
+            function(tf.ones([n]))
+        assert "retracing" in caplog.text
+    finally:
+        logger.removeHandler(caplog.handler)
