@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from tests.measured import measured_today
+
 _ENGINES = {
     "MultiWorkerMirroredStrategy": "TensorFlow, our launcher on each host",
     "HorovodStrategy": "Horovod, by horovodrun",
@@ -74,7 +76,7 @@ def written(lines: Iterable[Line], timeout_seconds: float) -> str:
             "rank on each; the fault comes in the midst of `fit`. Where the job has to end, `timeout_seconds` is",
             f"{timeout_seconds:g}; `--node-timeout` is its default, 30. Seconds are until nothing of the job runs any",
             "more, on each host that lives; where host 0 is gone, so is horovodrun, with its exit code. Real networks",
-            "are not measured.",
+            f"are not measured. {measured_today()}",
             "",
             "| fault | engine | seconds | exit codes | reason |",
             "|---|---|---|---|---|",

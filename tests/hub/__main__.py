@@ -16,6 +16,7 @@ import warnings
 from pathlib import Path
 
 from tests.hub import backbones
+from tests.measured import measured_today
 
 _CELLS = ("data=2", "tensor=2", "tensor=4", "pipe=2", "pipe=4", "data=2, tensor=2")
 _LIMIT_SECONDS = 1800
@@ -28,7 +29,7 @@ relative where these are above 1; in brackets the share of the parameters that i
 not met, or a mesh is left out, the reason is below. In `data=2` batch normalisation is `synchronized=True`. Stages get
 two micro-batches; one where statistics, or anything else, couple the rows of a batch. Adam's epsilon is 1e-3: a bias of
 keys has a gradient of zero but for rounding. TensorFlow's rewriting of graphs is off, which changes roundings only.
-Dropout is off, too: each replica draws masks of its own.
+Dropout is off, too: each replica draws masks of its own. {measured}
 
 | backbone | {cells} |
 |---|{lines}|
@@ -108,7 +109,9 @@ def _write(table: Path, rows: dict[str, str]) -> None:
         return f" <sup>{numbers.setdefault(found[1], len(numbers) + 1)}</sup>"
 
     version = f"KerasHub {importlib.metadata.version('keras-hub')}"
-    head = _HEAD.format(version=version, cells=" | ".join(_CELLS), lines="---|" * (len(_CELLS) - 1) + "---")
+    head = _HEAD.format(
+        version=version, measured=measured_today(), cells=" | ".join(_CELLS), lines="---|" * (len(_CELLS) - 1) + "---"
+    )
     body = [re.sub(r" \[([^\]]*)\]", numbered, rows[name]) for name in sorted(rows)]
     notes = [f"{number}. {reason}" for reason, number in numbers.items()]
     left_out = [f"- {name}: {reason}" for name, reason in sorted(backbones.CANNOT.items())]

@@ -17,6 +17,8 @@ import warnings
 from collections.abc import Mapping
 from pathlib import Path
 
+from tests.measured import measured_today
+
 _LIMIT_SECONDS = 1800
 _MESHES = ("data=2", "shard=weights", "tensor=2", "pipe=2", "data=2, tensor=2", "pipe=2, tensor=2")
 _WAYS = ("full", "LoRA", "QLoRA")
@@ -30,7 +32,7 @@ under `MirroredStrategy` over logical CPU devices, beside plain Keras on one dev
 KerasHub's default; QLoRA is `task.quantize("int8")` before it. `shard=weights` is on two replicas. Mixtral
 and QwenMoe, whose routers add a loss that is no mean over rows, are given `replace_experts(task)` first, except for
 QLoRA. Under `tensor` each device holds its part of int8 kernels and tables, too; layers quantized to int4 or float8
-would stay whole.
+would stay whole. {measured}
 
 A figure is the largest difference of losses, metrics, all weights, predictions and `score`, and of weights and
 predictions of the file and of the preset as plain KerasHub opens them, relative where numbers are above 1. Generated
@@ -133,7 +135,11 @@ def _write(table: Path, rows: Mapping[tuple[str, str], Mapping[str, str]]) -> No
     *first, last = ADAPTED
     adapted = f"{', '.join(first)} and {last}"
     head = _HEAD.format(
-        version=version, adapted=adapted, meshes=" | ".join(_MESHES), lines="---|" * (len(_MESHES) - 1) + "---"
+        measured=measured_today(),
+        version=version,
+        adapted=adapted,
+        meshes=" | ".join(_MESHES),
+        lines="---|" * (len(_MESHES) - 1) + "---",
     )
     order = sorted(rows, key=lambda each: (each[0], _WAYS.index(each[1])))
     body = []

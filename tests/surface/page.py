@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import re
 import textwrap
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from tests.measured import measured_today
 from tests.surface import rows
 from tests.surface.columns import COLUMNS
 from tests.surface.meshes import MESHES
@@ -17,7 +17,7 @@ Outcomes = Sequence[Mapping[str, Any]]
 
 _HEAD = """# Keras' surface on meshes
 
-Written by `make surface`, with {version}. Each cell is trained on one device and on the mesh, and is *equal* to 1e-6 in
+Written by `make surface`. {measured} Each cell is trained on one device and on the mesh, and is *equal* to 1e-6 in
 float32 (relative where values are above 1; in mixed precision to the rounding of bfloat16), *warned of* by a
 `strategies.DifferenceWarning`, or *refused* by an error that says what to do.
 
@@ -43,11 +43,10 @@ step of the second epoch, after which a new `fit` goes on from what the callback
 
 def page(outcomes: Outcomes) -> str:
     """Returns the text of the page."""
-    version = f"Keras {importlib.metadata.version('keras')} and TensorFlow {importlib.metadata.version('tensorflow')}"
     layers = [each for each in outcomes if each["grid"] == "layers"]
     callbacks = [each for each in outcomes if each["grid"] == "callbacks"]
     readers = [each for each in outcomes if each["grid"] in ("readers", "processes")]
-    parts = [_HEAD.format(version=version, number=len(rows.ROWS)), _table_of_layers(layers), _not_run(layers)]
+    parts = [_HEAD.format(measured=measured_today(), number=len(rows.ROWS)), _table_of_layers(layers), _not_run(layers)]
     parts.append(_words(layers))
     parts.append("Left out:\n\n" + "\n".join(f"- {name}: {why}." for name, why in sorted(rows.LEFT_OUT.items())) + "\n")
     for title, found in ((_CALLBACKS, callbacks), (_READERS, readers)):

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from tests.measured import measured_today
+
 _FAULTS = {
     "absent": "a rank ends before it joins",
     "late": "a rank comes 4 s late",
@@ -86,6 +88,7 @@ def written(rows: Iterable[Row]) -> str:
             "`timeout_seconds` is 8. Seconds are from the fault to the end of the launcher.",
             "In a checkpoint it is rank 0 to which it happens, which writes; elsewhere rank 1. The checkpoint before",
             "stays whole. GPUs, NCCL and real networks are not measured. [Faults of hosts](host_fault_table.md).",
+            measured_today(),
             "",
             "| fault | moment | engine | seconds | exit code | reason |",
             "|---|---|---|---|---|---|",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pathlib
 from collections.abc import Mapping, Sequence
 
+from tests.measured import measured_today
 from tests.strategies.parity.harness import TOLERANCE, Case, Difference
 
 #: The columns: strategy, processes, and replicas of each process.
@@ -57,6 +58,7 @@ def render(cells: Mapping[tuple[str, World], Difference], sections: Mapping[str,
         f"Every number is at most {TOLERANCE:g}, unless the last column states another bound (mixed precision).",
         "All processes of a job end with the same weights, slots and logs, to the bit. A dash: not run for this page",
         "(`pytest tests/strategies/parity --parity-all --parity-table FILE` runs everything, in some hours).",
+        measured_today(),
         "",
     ]
     for section, cases in sections.items():

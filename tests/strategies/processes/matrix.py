@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tests.measured import measured_today
 from tests.processes import Programs, cluster_environments, horovodrun, python
 
 ENGINES = ("MultiWorkerMirroredStrategy", "HorovodStrategy")
@@ -34,6 +35,7 @@ _HEAD = [
     "each batch and epoch, and on fewer than eight devices evaluation and predictions, after 3 epochs of `fit` with",
     "Adam and `global_clipnorm`, in float32. All ranks have the same bits. Written by",
     "`python -m tests.strategies.processes.matrix`.",
+    measured_today(),
     "",
 ]
 
