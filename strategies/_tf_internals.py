@@ -99,7 +99,9 @@ from tensorflow.python.eager.def_function import Function
 from tensorflow.python.eager.polymorphic_function import atomic_function
 
 # Callbacks for each operation that runs eagerly: nothing else shows how an eager tensor was made.
-from tensorflow.python.framework import op_callbacks
+# The global seed that TensorFlow assumes beside an operation's own seed where a program sets none, and the numbers from
+# which it makes seeds of operations in graphs that have none of their own.
+from tensorflow.python.framework import op_callbacks, random_seed
 
 # Finds by its type whether an operation keeps state: a graph's function library has only the types of operations.
 from tensorflow.python.framework import op_def_registry as op_definitions
@@ -171,6 +173,7 @@ __all__ = [
     "op_callbacks",
     "op_definitions",
     "pywrap_tfe",
+    "random_seed",
     "regroup",
     "select_replica",
     "tensor_lists",

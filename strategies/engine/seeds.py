@@ -4,27 +4,74 @@ from __future__ import annotations
 
 import random
 import secrets
+import weakref
 import zlib
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from strategies._tf_internals import eager_context
+from strategies._tf_internals import eager_context, random_seed
 from strategies.collectives.process_group import ProcessGroup
+
+# Kinds of global seeds in the messages of `agree_on_seed`.
+_NONE, _SET, _DRAWN = 0, 1, 2
+
+
+class UnsetSeed(int):
+    """TensorFlow's global seed where the program has set none.
+
+    Ops without a seed of their own derive theirs from `drawn`. As a number it is the global seed that TensorFlow
+    assumes beside an op's own seed where none is set: ``shuffle(seed=7)`` has the order that it has without us.
+    """
+
+    drawn: int
+
+    def __new__(cls, drawn: int) -> UnsetSeed:  # noqa: D102
+        seed = super().__new__(cls, random_seed.DEFAULT_GRAPH_SEED)
+        seed.drawn = drawn
+        return seed
+
+
+class _FirstSeeds(weakref.WeakKeyDictionary[Any, int]):
+    """The number of ops without a seed in each graph, from which TensorFlow makes their seeds; starts at `drawn`."""
+
+    def setdefault(self, key: Any, default: int | None = None) -> int:
+        if isinstance(key.seed, UnsetSeed):
+            default = key.seed.drawn
+        return super().setdefault(key, default or 0)
 
 
 def agree_on_seed(process_group: ProcessGroup) -> None:
     """Sets the same global TensorFlow seed on all processes; shuffles without a seed derive theirs from it.
 
-    If the program has set the same seed everywhere, it stays; otherwise it is rank 0's seed, or one that rank 0 draws.
+    If the program has set the same seed everywhere, it stays; otherwise it is rank 0's seed. Where rank 0 has none,
+    it draws an `UnsetSeed`.
     """
-    own = eager_context.global_seed()
-    mine = tf.constant([[0 if own is None else 1, own or 0]], tf.int64)
-    seeds = process_group.gather(mine).numpy().tolist()
-    if seeds[0][0] and all(seed == seeds[0] for seed in seeds):
+    mine = _kind_and_number(eager_context.global_seed())
+    seeds = process_group.gather(tf.constant([mine], tf.int64)).numpy().tolist()
+    if seeds[0][0] != _NONE and all(seed == seeds[0] for seed in seeds):
         return
-    drawn = tf.constant(secrets.randbelow(2**31) if own is None else own, tf.int64)
-    tf.random.set_seed(int(process_group.broadcast(drawn)))
+    theirs = (_DRAWN, secrets.randbelow(2**31)) if mine[0] == _NONE else mine
+    kind, number = process_group.broadcast(tf.constant(theirs, tf.int64)).numpy().tolist()
+    if kind == _SET:
+        tf.random.set_seed(number)
+    else:
+        set_unset_seed(number)
+
+
+def _kind_and_number(seed: int | None) -> tuple[int, int]:
+    if seed is None:
+        return _NONE, 0
+    return (_DRAWN, seed.drawn) if isinstance(seed, UnsetSeed) else (_SET, int(seed))
+
+
+def set_unset_seed(drawn: int) -> None:
+    """Makes ops without a seed derive theirs from `drawn`, and leaves ops with a seed as they are."""
+    tf.random.set_seed(UnsetSeed(drawn))
+    eager_context.context()._rng = random.Random(drawn)
+    if not isinstance(random_seed._graph_to_seed_dict, _FirstSeeds):
+        random_seed._graph_to_seed_dict = _FirstSeeds(random_seed._graph_to_seed_dict)
 
 
 def agree_on_random_state(process_group: ProcessGroup) -> None:

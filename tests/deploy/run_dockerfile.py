@@ -50,7 +50,6 @@ CHECKS = {
     "sshd accepts its configuration": "/usr/sbin/sshd -t",
     "no compiler stays": "! command -v g++ && ! command -v cmake",
 }
-SAGEMAKER = ROOT / "deploy" / "sagemaker"
 # What SageMaker puts below /opt/ml of a job's only machine.
 SAGEMAKER_FILES = {
     "input/config/resourceconfig.json": {"current_host": "algo-1", "hosts": ["algo-1"], "network_interface_name": "lo"},
@@ -201,8 +200,8 @@ def _write_sagemaker_files(tree: Path) -> None:
     for name, value in SAGEMAKER_FILES.items():
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(json.dumps(value))
-    shutil.copytree(SAGEMAKER / "source", folder / "code")
-    shutil.copy(SAGEMAKER / "make_digits.py", folder)
+    shutil.copytree(SAGEMAKER.parent / "source", folder / "code")
+    shutil.copy(SAGEMAKER.parent / "make_digits.py", folder)
 
 
 if __name__ == "__main__":

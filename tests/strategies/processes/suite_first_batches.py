@@ -18,7 +18,18 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.strategies.processes.ranks import Policy, all_ranks, dense, digest, rank, records, regression, with_policy
+from strategies.engine.seeds import agree_on_seed
+from tests.strategies.processes.ranks import (
+    Policy,
+    all_ranks,
+    dense,
+    digest,
+    process_group,
+    rank,
+    records,
+    regression,
+    with_policy,
+)
 
 # Keras warns of datasets of unknown length, and of `shuffle=True` for data that are not arrays.
 pytestmark = pytest.mark.filterwarnings("ignore:Your input ran out of data", "ignore:`shuffle=True` was passed")
@@ -125,6 +136,32 @@ def test_the_same_data_are_taken() -> None:
             warnings.filterwarnings("error", ".*first batch")
             call()
     assert all_ranks(digest(model())) == [digest(model())] * 2
+
+
+def test_seeds_of_a_program_that_sets_no_global_one() -> None:
+    def draws() -> dict[str, list[int]]:
+        def noise(x: tf.Tensor, seed: int | None) -> tf.Tensor:
+            return x + tf.random.uniform([], maxval=2**40, dtype=tf.int64, seed=seed)
+
+        found = {f"order {seed}": Data.range(24).shuffle(24, seed=seed) for seed in (None, 7)}
+        found |= {f"noise {seed}": Data.range(4).map(functools.partial(noise, seed=seed)) for seed in (None, 7)}
+        return {name: [int(value) for value in data] for name, data in found.items()}
+
+    tf.random.set_seed(None)  # as in a new process
+    alone = draws()
+    agree_on_seed(process_group())
+    together = draws()
+    for name, values in together.items():
+        assert all_ranks(values) == [values] * 2, name
+        assert (values == alone[name]) == name.endswith("7"), name
+    # Another strategy of the program, and a process that has no seed yet.
+    agree_on_seed(process_group())
+    if rank() == 1:
+        tf.random.set_seed(None)
+    agree_on_seed(process_group())
+    again = draws()
+    assert all_ranks(again["order None"]) == [again["order None"]] * 2
+    assert again["order 7"] == alone["order 7"]
 
 
 @pytest.mark.parametrize("make", [lambda: generator(X + noise(), Y), lambda: Batches(X + noise(), Y)])
