@@ -4,8 +4,9 @@ It exports `Checkpoints`; `Commits`, the same in memory for elastic training; `T
 continues; and `load_weights`, which takes files of many formats.
 """
 
-from keras_ext.checkpoints.callback import Checkpoints, TrainingPosition
+from keras_ext.checkpoints.callback import Checkpoints
 from keras_ext.checkpoints.commits import Commits
 from keras_ext.checkpoints.load_weights import load_weights
+from keras_ext.checkpoints.position import TrainingPosition
 
 __all__ = ["Checkpoints", "Commits", "TrainingPosition", "load_weights"]

@@ -7,7 +7,6 @@ import json
 import logging
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,27 +17,10 @@ import strategies
 from keras_ext.checkpoints import adapters
 from keras_ext.checkpoints import sharded as sharded_checkpoints
 from keras_ext.checkpoints.files import CheckpointFiles, load_keras_file
+from keras_ext.checkpoints.position import TrainingPosition, check_length
 from strategies import layer_api
 
 _logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class TrainingPosition:
-    """The progress of training.
-
-    Attributes:
-        epoch: number of finished epochs.
-        step: number of finished steps of the epoch after them.
-
-    Example, a run of 100 steps per epoch that was stopped after step 20 of its third epoch:
-
-        position = keras_ext.TrainingPosition(epoch=2, step=20)
-        num_steps = 100 * position.epoch + position.step
-    """
-
-    epoch: int = 0
-    step: int = 0
 
 
 class Checkpoints(keras.callbacks.Callback):
@@ -156,9 +138,14 @@ class Checkpoints(keras.callbacks.Callback):
             layer_api.save_before_end(self.model, None)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Restores the metrics of an unfinished epoch that is resumed."""
+        """Restores the metrics of an unfinished epoch that is resumed.
+
+        Raises:
+            ValueError: the epoch has more steps than there are left.
+        """
         is_resumed = epoch == self._position.epoch
         self._position = self._position if is_resumed else TrainingPosition(epoch)
+        check_length(self.params.get("steps") or 0, self._position, self._steps_per_epoch)
         self._done = self._position.step
         self._to_put_back = self._unfinished if is_resumed and self._position.step else []
         if len(self.model.metrics_variables) == len(self._to_put_back):
@@ -172,6 +159,7 @@ class Checkpoints(keras.callbacks.Callback):
         if self._to_put_back and batch:
             # Without one of our strategies, Keras makes the metrics only in the first step. Their variables are sums.
             self._put_back(lambda variable: variable)
+        check_length(batch + 1, self._position, self._steps_per_epoch)
         before, self._done = self._done, self._position.step + batch
         every, execution = self._every_steps, self.model.steps_per_execution
         is_last = self._done + execution >= self._steps_per_epoch

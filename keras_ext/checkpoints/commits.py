@@ -9,7 +9,8 @@ import keras
 import numpy as np
 
 import strategies
-from keras_ext.checkpoints.callback import Checkpoints, TrainingPosition, seeds_of
+from keras_ext.checkpoints.callback import Checkpoints, seeds_of
+from keras_ext.checkpoints.position import TrainingPosition
 from strategies import layer_api
 
 

@@ -167,3 +167,24 @@ def test_metrics_of_another_number_are_refused(tmp_path: Path) -> None:
     checkpoints.restore(model)
     with pytest.raises(ValueError, match="numbers of metrics"):
         model.fit(_batches(0, 4), epochs=1, callbacks=[checkpoints], verbose=0, shuffle=False)
+
+
+def test_an_epoch_with_more_steps_than_are_left_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(StoppedError):
+        _run(tmp_path, 0, 4, 6)
+    model, checkpoints = _model(), keras_ext.Checkpoints(tmp_path, _STEPS)
+    at = checkpoints.restore(model)
+    assert at == keras_ext.TrainingPosition(0, 4)
+    before = model.get_weights()
+    known = {"callbacks": [checkpoints], "initial_epoch": at.epoch, "verbose": 0, "shuffle": False}
+    message = rf"after step 4 of epoch 1. First give fit the other {_STEPS - 4} steps.*steps_per_epoch={_STEPS}"
+    with pytest.raises(ValueError, match=message):
+        model.fit(_batches(0, 0), **known)
+    np.testing.assert_equal(model.get_weights(), before)
+    # Of unknown length: refused at the first step that is too many.
+    endless = tf.data.Dataset.from_generator(lambda: iter(_batches(0, 0)), output_signature=_batches(0, 0).element_spec)
+    with pytest.raises(ValueError, match=message):
+        model.fit(endless, **known)
+    assert int(model.optimizer.iterations) == _STEPS
+    with pytest.raises(ValueError, match=r"epochs of the length.*Received: 3 or more steps in epoch 1, and steps_per_"):
+        _model().fit(_batches(0, 0).take(3), verbose=0, shuffle=False, callbacks=[keras_ext.Checkpoints(tmp_path, 2)])
