@@ -9,7 +9,7 @@ import tensorflow as tf
 from strategies import _keras_hooks
 from strategies._keras_hooks.checks import KerasStrategy
 from strategies.engine.replicated import ReplicatedExtended
-from strategies.engine.strategy import next_collective_key_base
+from strategies.engine.strategy import next_collective_key_base, warn_of_other_processes
 from strategies.replica.parts import ReplicaParts
 from strategies.topology.devices import checked_devices, default_reduction, full_name, list_own_devices
 from strategies.topology.mesh import DeviceMesh
@@ -52,6 +52,7 @@ class CentralStorageStrategy(KerasStrategy, tf.distribute.experimental.CentralSt
     """
 
     def __init__(self, compute_devices: Sequence[str] | None = None, parameter_device: str | None = None) -> None:
+        warn_of_other_processes(self)
         found = _default_compute_devices() if compute_devices is None else checked_devices(compute_devices)
         device = _checked_parameter_device(parameter_device)
         if device is None:

@@ -33,7 +33,7 @@ from strategies.op_names.scopes import pass_of_stage
 from strategies.planning import Sharing
 from strategies.replica.axis_mappings import AxisMappings, as_rows
 from strategies.replica.copying import copy_value
-from strategies.replica.creation_context import values_follow
+from strategies.replica.creation_context import is_in_scope, values_follow
 from strategies.replica.deferred import draw_values, drawn_for_now, in_shapes_only, is_left_in_file, is_remote
 from strategies.replica.graph_lifetimes import computed_now, host_callback, in_graph, traced
 from strategies.replica.inputs_only import compute_from_inputs
@@ -182,6 +182,7 @@ __all__ = [
     "in_microbatches",
     "in_shapes_only",
     "in_stateless_scope",
+    "is_in_scope",
     "is_left_in_file",
     "is_remote",
     "joinable_microbatches",

@@ -9,7 +9,7 @@ import tensorflow as tf
 from strategies import _keras_hooks
 from strategies._keras_hooks.checks import KerasStrategy
 from strategies.engine.replicated import ReplicatedExtended
-from strategies.engine.strategy import Sharded, next_collective_key_base, sharding_of
+from strategies.engine.strategy import Sharded, next_collective_key_base, sharding_of, warn_of_other_processes
 from strategies.replica.parts import ReplicaParts
 from strategies.topology.devices import checked_devices, default_reduction, own_devices
 from strategies.topology.mesh import DeviceMesh
@@ -73,6 +73,7 @@ class MirroredStrategy(KerasStrategy, tf.distribute.MirroredStrategy):
         shard: Sharded = None,
         shard_size: int | None = None,
     ) -> None:
+        warn_of_other_processes(self)
         found = own_devices() if devices is None else checked_devices(devices)
         self._mesh = DeviceMesh.from_devices(found, mesh)
         sharding = sharding_of(shard, shard_size, self._mesh)

@@ -55,8 +55,8 @@ class MultiWorkerMirroredStrategy(KerasStrategy, tf.distribute.MultiWorkerMirror
         cluster_resolver: a ``tf.distribute.cluster_resolver.ClusterResolver`` that names the tasks and this one; None
             to read the environment.
         communication_options: ``tf.distribute.experimental.CommunicationOptions``: ``implementation`` (between GPUs,
-            NCCL unless it is RING), ``timeout_seconds`` (600 if None), and ``bytes_per_pack``, the largest number of
-            bytes of gradients in one message (0 for our default: 4 MiB, between GPUs 32 MiB).
+            NCCL unless it is RING), ``timeout_seconds``, and ``bytes_per_pack``, the largest number of bytes of
+            gradients in one message (0 for our default: 4 MiB, between GPUs 32 MiB).
         mesh: sizes of named mesh axes over the devices of all processes, as in ``{"data": 2, "pipe": 2}`` over two
             processes of two devices; one may be -1, to be inferred. The axes ``"expert"``, ``"pipe"`` and ``"tensor"``
             are those of ``MirroredStrategy``. In whatever order the axes are given, ranks fill the mesh in the order
@@ -72,6 +72,8 @@ class MultiWorkerMirroredStrategy(KerasStrategy, tf.distribute.MultiWorkerMirror
         shard_size: the number of replicas over which state is sharded, a divisor of the data axis; every group of
             `shard_size` replicas holds all shards (arXiv:2205.00119). None means the replicas of one host if there are
             several hosts with equal numbers of replicas, else all replicas.
+        timeout_seconds: how long a process waits in a collective, or for the others to join, before it raises an error;
+            0 for no limit. None means that of `communication_options`, and 600 without it.
 
     Example:
 
@@ -84,8 +86,8 @@ class MultiWorkerMirroredStrategy(KerasStrategy, tf.distribute.MultiWorkerMirror
 
     Raises:
         ValueError: an environment or a resolver that does not name all tasks; a mesh that does not fit the devices
-            of all processes; processes that ask for different strategies or would share a GPU; TensorFlow has already
-            started.
+            of all processes; two different limits of time; processes that ask for different strategies or would share
+            a GPU; TensorFlow has already started.
 
     Source: the interface of ``tf.distribute.MultiWorkerMirroredStrategy``, TensorFlow 2.21.
     """
@@ -98,11 +100,12 @@ class MultiWorkerMirroredStrategy(KerasStrategy, tf.distribute.MultiWorkerMirror
         mesh: Mapping[str, int] | None = None,
         shard: Sharded = None,
         shard_size: int | None = None,
+        timeout_seconds: float | None = None,
     ) -> None:
+        communication_options = _with_timeout(communication_options, timeout_seconds)
         cluster = Cluster.from_environment() if cluster_resolver is None else _resolved(cluster_resolver)
         self._cluster = cluster
-        timeout_seconds = _timeout(communication_options)
-        member = _start_runtime(cluster, timeout_seconds) if cluster.world_size > 1 else None
+        member = _start_runtime(cluster, _timeout(communication_options)) if cluster.world_size > 1 else None
         devices = own_devices()
         nodes: tuple[int, ...] = ()
         if member is not None:
@@ -127,6 +130,22 @@ class MultiWorkerMirroredStrategy(KerasStrategy, tf.distribute.MultiWorkerMirror
         asked = communication_options.implementation.value if communication_options else "AUTO"
         #: The implementation of reductions between processes: "NCCL", or TensorFlow's own "ring" through the hosts.
         self.communication = "NCCL" if is_gpu(devices[0]) and asked != "RING" else "ring"
+
+
+def _with_timeout(
+    options: tf.distribute.experimental.CommunicationOptions | None, timeout_seconds: float | None
+) -> tf.distribute.experimental.CommunicationOptions | None:
+    if timeout_seconds is None:
+        return options
+    options = options or tf.distribute.experimental.CommunicationOptions()
+    if options.timeout_seconds not in (None, timeout_seconds):
+        raise ValueError(
+            "The strategy and its communication_options have different limits: give one of them. Received: "
+            f"timeout_seconds={timeout_seconds}, communication_options with timeout_seconds={options.timeout_seconds}."
+        )
+    return tf.distribute.experimental.CommunicationOptions(
+        bytes_per_pack=options.bytes_per_pack, timeout_seconds=timeout_seconds, implementation=options.implementation
+    )
 
 
 def _timeout(options: tf.distribute.experimental.CommunicationOptions | None) -> float:

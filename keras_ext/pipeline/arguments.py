@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from strategies import layer_api
 from strategies.schedules import SCHEDULES, Schedule, validate
+
+_logger = logging.getLogger(__name__)
 
 #: The numbers of stages on each device with the schedules that have more than one; None for any number.
 NUM_STAGES_PER_DEVICE: Mapping[Any, int | None] = {"interleaved_1f1b": None, "zb_v": 2, "v_half": 2}
@@ -101,3 +105,9 @@ def _made_by(function: Callable[[int, int], Schedule], num_stages: int, num_micr
         )
     validate(made)
     return made
+
+
+def warn_outside_scope(name: str, num_positions: int) -> None:
+    """Logs that a model stays on one device, if it is made into a pipeline where no strategy has a mesh."""
+    if num_positions == 1 and not layer_api.is_in_scope():
+        _logger.warning("PipelineModel was made outside of strategy.scope(): %r stays on one device.", name)

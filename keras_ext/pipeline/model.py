@@ -104,6 +104,7 @@ class PipelineModel(keras.Model):
         graph = graph_of(model)
         parts = layer_api.replica_parts()
         along = parts.along("pipe")
+        arguments.warn_outside_scope(name or graph.name, len(along))
         num_stages = arguments.checked_num_stages(num_stages, num_stages_of(graph), len(along), schedule)
         recomputed = arguments.recomputed_stages(remat, num_stages)
         table = arguments.schedule_table(schedule, len(along), num_stages, num_microbatches)

@@ -85,7 +85,10 @@ def parallelize(model: Any, plan: Mapping[str, Any] | None = None, *, sequence_p
     with layer_api.global_state_kept():
         chosen = make_plan(model, Shards.present().count, plan, sequence_parallel=sequence_parallel)
     if chosen.num_shards == 1:
-        _logger.warning("The mesh of this strategy has no axis 'tensor': nothing of %r is split.", model.name)
+        if layer_api.is_in_scope():
+            _logger.warning("The mesh of this strategy has no axis 'tensor': nothing of %r is split.", model.name)
+        else:
+            _logger.warning("parallelize was called outside of strategy.scope(): nothing of %r is split.", model.name)
     with layer_api.global_state_kept():
         instead = _instead_of(chosen, sequence_parallel=sequence_parallel and chosen.num_shards > 1)
         # A mixture of experts splits itself when it is copied.

@@ -6,7 +6,9 @@ import contextlib
 import contextvars
 import inspect
 import logging
+import math
 import warnings
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Concatenate
 
@@ -28,7 +30,7 @@ from strategies._tf_internals import NoneTensorSpec, PerReplicaSpec
 from strategies.batches import shares
 from strategies.batches.row_marks import mark_reduced
 from strategies.engine import legacy_keras
-from strategies.engine.engine import engine_of
+from strategies.engine.engine import Engine, engine_of
 from strategies.replica.deferred import in_shapes_only
 from strategies.replica.whole_weights import check_frozen
 from strategies.saving.unread_files import current_loading
@@ -36,6 +38,8 @@ from strategies.steps.explained import calling
 from strategies.steps.metric_variables import MetricVariable
 
 _logger = logging.getLogger(__name__)
+# The engines of meshes with axes that no layer uses, of which the log has said so.
+_warned_of_idle: weakref.WeakSet[Engine] = weakref.WeakSet()
 
 # The model whose `fit` runs, or another method that :func:`enter` calls.
 _entered: contextvars.ContextVar[keras.Model | None] = contextvars.ContextVar("keras_strategies_entered", default=None)
@@ -76,9 +80,31 @@ def enter(original: Callable[Rest, Result], model: keras.Model, *args: Rest.args
                 bound = inspect.signature(original).bind(*args, **kwargs)
                 bound.apply_defaults()
                 agreement.compare_call(model, name, bound.arguments)
-            return original(*args, **kwargs)
+            if model.built:
+                _warn_of_idle_axes(model, engine)
+            result = original(*args, **kwargs)
+            _warn_of_idle_axes(model, engine)
+            return result
     finally:
         _entered.reset(token)
+
+
+def _warn_of_idle_axes(model: keras.Model, engine: Engine) -> None:
+    """Logs on rank 0, once for a strategy, that a mesh has devices on which nothing was placed."""
+    axes = engine.parts.idle_axes
+    if not axes or engine in _warned_of_idle or not engine.should_checkpoint:
+        return
+    _warned_of_idle.add(engine)
+    fixes = {"tensor": "keras_ext.parallelize(model)", "pipe": "keras_ext.PipelineModel(model)"}
+    _logger.warning(
+        "The mesh has %s, but no layer of %r is split over it: %d of the %d devices of each replica compute nothing. "
+        "In the strategy's scope, train what %s returns, or leave the axis out.",
+        ", ".join(f"{axis!r}: {engine.parts.mesh.axis_size(axis)}" for axis in axes),
+        model.name,
+        engine.parts.mesh.size - engine.parts.mesh.size // math.prod(map(engine.parts.mesh.axis_size, axes)),
+        engine.parts.mesh.size,
+        " and ".join(fixes[axis] for axis in axes),
+    )
 
 
 def _assert_compile_called(original: Callable[..., None], model: keras.Model, method_name: str | None = None) -> None:

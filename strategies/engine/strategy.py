@@ -30,6 +30,22 @@ def next_collective_key_base() -> int:
     return _KEYS_PER_STRATEGY * next(_strategies_made)
 
 
+def warn_of_other_processes(strategy: tf.distribute.Strategy) -> None:
+    """Logs on rank 0 of a job of several processes that a strategy of one process does not join them."""
+    try:
+        cluster = Cluster.from_environment()
+    except ValueError:
+        return  # Only the strategies that join processes need variables that are complete.
+    if cluster.world_size > 1 and cluster.rank == 0:
+        _logger.warning(
+            "%s has %d processes, but %s uses the devices of one: each process trains a model of its own. To train "
+            "one model, use MultiWorkerMirroredStrategy or HorovodStrategy.",
+            cluster.source,
+            cluster.world_size,
+            type(strategy).__name__,
+        )
+
+
 def sharding_of(
     shard: Sharded, shard_size: int | None, mesh: DeviceMesh, nodes: Sequence[int] = ()
 ) -> ShardingGroups | None:

@@ -7,6 +7,8 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any, Literal
 
+import tensorflow as tf
+
 from strategies.frozen_context import FrozenContext
 
 
@@ -45,3 +47,8 @@ def values_follow() -> contextlib.AbstractContextManager[None]:
 def creating(**changed: Any) -> contextlib.AbstractContextManager[None]:
     """Context manager: the attributes of the creation context given as arguments have other values."""
     return _context.changing(**changed)
+
+
+def is_in_scope() -> bool:
+    """Returns True inside the scope of a strategy."""
+    return bool(tf.distribute.has_strategy())

@@ -56,6 +56,7 @@ class ReplicaParts:
         self.groups = groups
         self._grid = tuple(tuple(row) for row in grid)
         self._local = threading.local()
+        self._used_axes: set[str] = set()
 
     @classmethod
     def from_process(
@@ -84,6 +85,12 @@ class ReplicaParts:
         Args:
             **positions: one or several positions by axis; an axis that the mesh does not have has the position 0.
         """
+        self._used_axes |= positions.keys()
+        with self._at(positions):
+            yield
+
+    @contextlib.contextmanager
+    def _at(self, positions: Mapping[str, int | Collection[int]]) -> Iterator[None]:
         before = self.coordinates
         own = {axis: frozenset([at] if isinstance(at, int) else at) for axis, at in positions.items()}
         self._local.coordinates = {**before, **own}
@@ -91,6 +98,11 @@ class ReplicaParts:
             yield
         finally:
             self._local.coordinates = before
+
+    @property
+    def idle_axes(self) -> tuple[str, ...]:
+        """The axes along which no layer has placed anything: all devices but the first along them compute nothing."""
+        return tuple(name for name, size in self.mesh.axes.items() if size > 1 and name not in self._used_axes)
 
     def local_part(self, coordinates: Coordinates | None = None) -> int | None:
         """Returns the first part that this process owns at these coordinates (by default the current ones), or None."""
@@ -224,7 +236,7 @@ class ReplicaParts:
     def on(self, part: int) -> Iterator[None]:
         """Context manager: variables are created at the part's position on "pipe"; ops default to its device."""
         with (
-            self.at(pipe=self.mesh.position(part, "pipe")),
+            self._at({"pipe": self.mesh.position(part, "pipe")}),
             contextlib.nullcontext() if self.mesh.size == 1 else tf.device(self.device(part)),
         ):
             yield

@@ -66,8 +66,13 @@ def forms_boxes(num_local: int, sizes: tuple[int, ...]) -> bool:
 def nearest_sizes(sizes: Mapping[str, int], num_devices: int, num_local: int = 1) -> dict[str, int]:
     """Returns the sizes with product `num_devices` nearest to the given ones; ties keep earlier axes larger.
 
-    With the returned sizes, the `num_local` devices of each process form a box.
+    An axis "data" is added if the given sizes fit with it. With the returned sizes, the `num_local` devices of each
+    process form a box.
     """
+    if "data" not in sizes and _REST not in sizes.values():
+        with_data = {"data": num_devices // math.prod(sizes.values()), **sizes}
+        if math.prod(with_data.values()) == num_devices and forms_boxes(num_local, tuple(with_data.values())):
+            return with_data
 
     def distance(candidate: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
         wanted = zip(candidate, sizes.values(), strict=True)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import subprocess
 from typing import Any
 
 import pytest
+import tensorflow as tf
 
 import strategies
+from tests.logs import own_records
 from tests.processes import ROOT, python
 
 WORLD_OF_TWO = {"cluster": {"worker": ["127.0.0.1:20001", "127.0.0.1:20002"]}, "task": {"type": "worker", "index": 0}}
@@ -50,6 +53,27 @@ def test_an_environment_that_will_not_do(
         monkeypatch.setenv(name, value)
     with pytest.raises(ValueError, match=reason):
         strategies.MultiWorkerMirroredStrategy()
+
+
+def test_two_limits_of_time_are_refused() -> None:
+    options = tf.distribute.experimental.CommunicationOptions(timeout_seconds=20)
+    with pytest.raises(ValueError, match=r"give one of them. Received: timeout_seconds=30, .*timeout_seconds=20"):
+        strategies.MultiWorkerMirroredStrategy(communication_options=options, timeout_seconds=30)
+    strategies.MultiWorkerMirroredStrategy(communication_options=options, timeout_seconds=20)
+
+
+@pytest.mark.parametrize("made", [strategies.MirroredStrategy, strategies.CentralStorageStrategy])
+def test_a_strategy_of_one_process_says_that_it_joins_no_others(
+    made: type, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        monkeypatch.setenv("TF_CONFIG", json.dumps({**WORLD_OF_TWO, "task": {"type": "worker", "index": 1}}))
+        made()
+        assert not own_records(caplog)
+        monkeypatch.setenv("TF_CONFIG", json.dumps(WORLD_OF_TWO))
+        made()
+    [record] = own_records(caplog)
+    assert f"TF_CONFIG has 2 processes, but {made.__name__} uses the devices of one" in record.getMessage()
 
 
 def test_alone_its_replicas_may_span_devices() -> None:

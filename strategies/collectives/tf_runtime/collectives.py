@@ -85,7 +85,7 @@ class TensorFlowCollectives(Collectives):
             raise ValueError(f"implementation must be 'auto', 'RING' or 'NCCL'. Received: {implementation!r}.")
         self._implementation = implementation
         who = f"Rank {rank} of {mesh.num_processes}"
-        setting = "CommunicationOptions(timeout_seconds=...)"
+        setting = "MultiWorkerMirroredStrategy(timeout_seconds=...)"
         self._watchdog = Watchdog(who, timeout_seconds, _end_all, setting, member)
         self._watchdog.start(self)
         self._devices = [_find_device(mesh.devices[index]) for index in self.local_indices]

@@ -5,7 +5,9 @@ from __future__ import annotations
 import functools
 import logging
 import pathlib
+import re
 import subprocess
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -14,9 +16,11 @@ import pytest
 import tensorflow as tf
 
 import keras_ext
+import strategies
 from keras_ext.tensor.split_tensor import SplitTensor
 from tests.keras_ext.tensor.harness import assert_parity, mesh_strategy
 from tests.keras_ext.tensor.test_files import ALONE
+from tests.logs import own_records
 from tests.processes import python
 from tests.strategies.parity.harness import NUM_ROWS, TOLERANCE, labels, vectors
 
@@ -197,10 +201,42 @@ def test_opens_where_this_package_is_not(tmp_path: pathlib.Path) -> None:
 def test_without_the_axis_nothing_is_split(caplog: pytest.LogCaptureFixture) -> None:
     keras.utils.set_random_seed(4)
     plain = mlp()
+    with caplog.at_level(logging.WARNING), strategies.MirroredStrategy(["CPU:0"]).scope():
+        keras_ext.parallelize(mlp())
+    assert "no axis 'tensor'" in caplog.text
+    caplog.clear()
     with caplog.at_level(logging.WARNING):
         same = keras_ext.parallelize(plain)
-    assert "no axis 'tensor'" in caplog.text
+        keras_ext.PipelineModel(plain, name="staged")
+    assert "parallelize was called outside of strategy.scope(): nothing of 'sequential" in caplog.text
+    assert "outside of strategy.scope(): 'staged' stays on one device" in caplog.text
     np.testing.assert_array_equal(same.predict(vectors(), verbose=0), plain.predict(vectors(), verbose=0))
+
+
+@pytest.mark.parametrize(
+    ("mesh", "make", "idle"),
+    [
+        ({"tensor": 2}, lambda model: model, "'tensor': 2, but no .*: 1 of the 2 devices .* keras_ext.parallelize"),
+        ({"data": 2, "pipe": 2}, lambda model: model, "'pipe': 2, but no .*: 1 of the 2 .* keras_ext.PipelineModel"),
+        ({"pipe": 2, "tensor": 2}, keras_ext.PipelineModel, "'tensor': 2, but no .*: 2 of the 4 devices"),
+        ({"pipe": 2, "tensor": 2}, keras_ext.parallelize, "'pipe': 2, but no .*: 2 of the 4 devices"),
+        ({"tensor": 2}, keras_ext.parallelize, ""),
+        ({"pipe": 2}, keras_ext.PipelineModel, ""),
+        ({"data": 2}, lambda model: model, ""),
+    ],
+)
+def test_devices_that_compute_nothing_are_named_once(
+    mesh: dict[str, int], make: Callable[[Any], Any], idle: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with mesh_strategy(mesh).scope():
+        model = make(keras.Sequential([keras.Input((4,)), L.Dense(4), L.Dense(2)]))
+        model.compile("sgd", "mse")
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            model.train_on_batch(np.ones((4, 4)), np.ones((4, 2)))
+    found = [record.getMessage() for record in own_records(caplog)]
+    assert len(found) == (1 if idle else 0)
+    assert not idle or re.search(idle, found[0]), found
 
 
 def test_the_default_plan_prints() -> None:

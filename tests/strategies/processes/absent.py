@@ -7,7 +7,6 @@ import time
 
 import keras
 import numpy as np
-import tensorflow as tf
 
 import strategies
 from strategies.control_plane import keys
@@ -17,11 +16,7 @@ TIMEOUT_SECONDS = 15.0
 
 
 def main(name: str) -> None:
-    if name == "HorovodStrategy":
-        strategy = strategies.HorovodStrategy(timeout_seconds=TIMEOUT_SECONDS)
-    else:
-        options = tf.distribute.experimental.CommunicationOptions(timeout_seconds=TIMEOUT_SECONDS)
-        strategy = strategies.MultiWorkerMirroredStrategy(communication_options=options)
+    strategy = getattr(strategies, name)(timeout_seconds=TIMEOUT_SECONDS)
     member, rank = strategy.extended.engine.member, strategy.extended.engine.process_group.rank
     with strategy.scope():
         model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])

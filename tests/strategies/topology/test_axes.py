@@ -20,6 +20,9 @@ from strategies.topology.axes import resolve_sizes
         ),
         ({"data": -1, "tensor": 3}, r"multiple of 3 devices. Received: 8. .*{'data': 4, 'tensor': 2}"),
         ({"data": 16}, r"Nearest sizes that fit: {'data': 8}"),
+        ({"tensor": 2}, r"Nearest sizes that fit: {'data': 4, 'tensor': 2}"),
+        ({"pipe": 2, "tensor": 2}, r"Nearest sizes that fit: {'data': 2, 'pipe': 2, 'tensor': 2}"),
+        ({"tensor": 3}, r"Nearest sizes that fit: {'tensor': 8}"),
     ],
 )
 def test_refused_axes(axes: dict[str, int], message: str) -> None:
