@@ -88,6 +88,8 @@ class MemoryPlan:
             label = f"{name} *" if name == self.asked and len(self.rows) > 1 else name
             lines.append((label, *map(cell, (*kinds, _together(held, activations)))))
         last = f"{self.num_parameters:,} parameters, {self.batch_size:,} rows in a batch."
+        if self.asked in self.rows and len(self.rows) > 1:
+            last += " *: as asked."
         return "\n".join((*text_table(lines), last))
 
 

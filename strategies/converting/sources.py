@@ -21,7 +21,7 @@ from strategies.saving.sharded_files import INDEX, read_sharded_index
 from strategies.saving.sharded_tensor import ShardedTensor, damaged_tensors, sharded_tensors
 
 KINDS = (
-    "a folder of keras_ext.Checkpoints(sharded=True) or of one of its checkpoints, *.h5, *.keras, "
+    "a folder of keras_ext.Checkpoints or of one of its sharded checkpoints, *.h5, *.keras, "
     f"*.safetensors or {INDEX} or their folder, a folder of Orbax, or the prefix of a tf.train.Checkpoint"
 )
 
@@ -62,10 +62,17 @@ def open_tensors(path: Path) -> Iterator[Mapping[str, Any]]:
 def _of_folder(folder: Path) -> Mapping[str, Any]:
     if (folder / INDEX).exists():
         return _of_index(folder / INDEX)
-    marks = sorted(folder.glob("step-*.json"), reverse=True)
-    newest = next((each for each in marks if (each.with_suffix(".sharded") / INDEX).exists()), None)
-    if newest is not None:
-        return _of_shards(newest.with_suffix(".sharded"))
+    for mark in sorted(folder.glob("step-*.json"), reverse=True):
+        shards, whole = mark.with_suffix(".sharded"), mark.with_suffix(".weights.h5")
+        if (shards / INDEX).exists():
+            return _of_shards(shards)
+        if whole.exists():
+            if (adapters := mark.with_suffix(".adapters.npz")).exists():
+                raise ValueError(
+                    f"{whole} is a file of plain Keras, without the adapters in {adapters}. Restore the checkpoint "
+                    "into the model, and save that; or pass the file, to convert it without them."
+                )
+            return _of_h5(whole)
     tree = orbax.find_tree(folder)
     if tree is not None:
         return orbax.open_tree(tree)

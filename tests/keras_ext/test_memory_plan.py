@@ -247,7 +247,7 @@ def test_the_table_has_the_other_ways_to_share() -> None:
     assert lines[0].split() == ["MB", "per", "device", *KINDS]
     names = [line.partition("  ")[0] for line in lines[1:]]
     assert names[:4] == ["one device", "4 replicas", 'shard="gradients", by 2 *', 'shard="weights", by 2']
-    assert lines[-1] == f"{plan.num_parameters:,} parameters, 8 rows in a batch."
+    assert lines[-1] == f"{plan.num_parameters:,} parameters, 8 rows in a batch. *: as asked."
 
 
 @pytest.mark.parametrize(

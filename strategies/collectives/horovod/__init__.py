@@ -4,7 +4,8 @@ try:
     import horovod.tensorflow  # noqa: F401
 except ImportError as error:
     raise ImportError(
-        "Horovod for TensorFlow is not installed. Build and install it: python -m strategies.install_horovod"
+        "Horovod for TensorFlow is not installed. Build and install it: python -m strategies.install_horovod, "
+        "which names what else to install."
     ) from error
 
 from strategies.collectives.horovod.collectives import HorovodCollectives

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 import keras_ext
 import strategies
+from strategies import convert
 
 _ROWS, _BATCH, _EPOCHS = 70, 8, 3
 _STEPS = -(-_ROWS // _BATCH)
@@ -124,6 +125,21 @@ def test_an_epoch_that_a_callback_stopped_is_gone_on_with(tmp_path: Path) -> Non
     assert checkpoints.history == {}
     again = keras_ext.Checkpoints(tmp_path, _STEPS)
     assert again.restore(_model()) == keras_ext.TrainingPosition(0, 4)
+
+
+def test_the_converter_takes_the_newest_of_the_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder, target = tmp_path / "checkpoints", tmp_path / "plain.weights.h5"
+    model, _ = _run(folder, 0, None)
+    assert convert.main([str(folder), str(target)]) == 0
+    again = _model()
+    again.optimizer.build(again.trainable_variables)
+    again.load_weights(target)
+    for ours, theirs in zip(again.get_weights(), model.get_weights(), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    newest = sorted(folder.glob("*.json"))[-1]
+    newest.with_suffix(".adapters.npz").touch()
+    assert convert.main([str(folder), str(target)]) == 1
+    assert "Restore the checkpoint into the model" in capsys.readouterr().err
 
 
 def test_what_another_run_left_does_not_come_first(tmp_path: Path) -> None:
