@@ -26,6 +26,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"keras-strategies {strategies.__version__}")
+    _, others = parser.parse_known_args(argv)
+    if others and others[0] in COMMANDS:
+        parser.error(f"this only lists the tools; run {script_name(others[0])}, or python -m strategies.{others[0]}")
     parser.parse_args(argv)
     print(listed())
     return 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import textwrap
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -289,4 +290,5 @@ class Member:
 
 def _in_short(error: BaseException) -> str:
     text = str(error).strip().split("\n")[0]
-    return f"{type(error).__name__}: {text[:_MOST_CHARACTERS]}" if text else type(error).__name__
+    text = textwrap.shorten(text, _MOST_CHARACTERS, placeholder=" ...")
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

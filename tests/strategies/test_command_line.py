@@ -128,3 +128,10 @@ def test_help_needs_no_tensorflow() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=100)
     assert (done.stdout, done.stderr) == ("[]\n", "")
+
+
+@pytest.mark.parametrize(("argument", "message"), [("doctor", "run strategies-doctor, or"), ("foo", "unrecognized")])
+def test_the_list_starts_no_tool(argument: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        listing.main([argument, "--help-all"])
+    assert message in capsys.readouterr().err
