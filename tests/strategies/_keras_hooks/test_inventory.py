@@ -203,6 +203,7 @@ def _objects() -> dict[str, Any]:
         "spec of replicas": _tf_internals.PerReplicaSpec(tf.TensorSpec(())),
         "replica context": tf.distribute.get_replica_context(),
         "eager context": _tf_internals.eager_context.context(),
+        "random seeds": _tf_internals.random_seed,
         "graph": graph,
         "operation": graph.get_operations()[0],
         "random numbers": tf_random,
