@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.docs.pages import ROOT, anchors, blocks, links, pages, text_of
+from tests.docs.pages import ROOT, anchors, blocks, links, pages, prose, text_of
 
 PAGES = pages()
 #: What fragments may use without an import.
@@ -40,6 +40,17 @@ def _has(page: Path, anchor: str) -> bool:
     found = anchors(page.read_text(encoding="utf-8"))
     # A page of the reference has the members of a class, too.
     return anchor in found or any("." in name and anchor.startswith(f"{name}.") for name in found)
+
+
+def test_a_list_has_an_empty_line_before_it() -> None:
+    """Otherwise the site shows it as a part of the paragraph before it."""
+    item = re.compile(r" *([-*]|\d+\.) ")
+    wrong = []
+    for page in PAGES:
+        for paragraph in re.split(r"\n\s*\n", prose(text_of(page))):
+            first, *others = paragraph.strip("\n").split("\n")
+            wrong += [f"{page}: {line}" for line in others if item.match(line) and not item.match(first)]
+    assert not wrong
 
 
 def test_targets_exist() -> None:
