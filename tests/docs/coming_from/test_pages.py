@@ -8,6 +8,7 @@ import re
 import pytest
 
 from tests.docs.coming_from.programs import PAGES, PROGRAMS, expected, losses
+from tests.docs.pages import blocks
 
 NAMES = sorted(page.name for page in PAGES.glob("*.md"))
 TEXTS = {name: (PAGES / name).read_text() for name in NAMES}
@@ -18,7 +19,8 @@ DIFFS = {"tf_distribute.md": "tf_distribute_fit", "ray_and_databricks.md": "tf_d
 @pytest.mark.parametrize("name", NAMES)
 def test_each_block_of_python_is_a_program(name: str) -> None:
     programs = {path.read_text() for path in PROGRAMS.glob("*.py")}
-    assert set(re.findall(r"```python\n(.*?)```", TEXTS[name], flags=re.DOTALL)) <= programs
+    shown = (block for block in blocks(TEXTS[name]) if block.language == "python")
+    assert {block.code for block in shown if not block.marker.startswith("compared")} <= programs
 
 
 @pytest.mark.parametrize("program", sorted(path.name for path in PROGRAMS.glob("*.py")))
@@ -41,7 +43,8 @@ def test_a_diff_is_that_of_the_programs(name: str) -> None:
 
 def test_fragments_are_of_the_programs() -> None:
     for page, program in (("tf_distribute.md", "tf_distribute_loop_after"), ("horovod.md", "horovod_loop_after")):
-        [fragment] = re.findall(r"```\n(def .*?)```", TEXTS[page], flags=re.DOTALL)
+        shown = (block for block in blocks(TEXTS[page]) if block.language == "python")
+        [fragment] = [block.code for block in shown if block.marker.startswith("compared")]
         assert fragment in (PROGRAMS / f"{program}.py").read_text()
 
 
