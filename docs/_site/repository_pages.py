@@ -24,7 +24,17 @@ DOCS = "docs/"
 #: The first page of the site has what this page says.
 FRONT_PAGE = "README.md"
 _LINK = re.compile(r"(?<=\]\()([^)#\s]+)(?=[)#])")
-_LANGUAGES = {".py": "python", ".toml": "toml", ".yml": "yaml", ".yaml": "yaml", ".sh": "bash"}
+_LANGUAGES = {
+    ".cuda": "docker",
+    ".json": "json",
+    ".py": "python",
+    ".sbatch": "bash",
+    ".sh": "bash",
+    ".toml": "toml",
+    ".yaml": "yaml",
+    ".yml": "yaml",
+    "Dockerfile": "docker",
+}
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -40,7 +50,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         sources.update(each for each in _targets(file) if _is_source(each))
     for source in sorted(sources):
         text = (ROOT / source).read_text(encoding="utf-8").replace("```", "`` `")
-        language = _LANGUAGES.get(PurePosixPath(source).suffix, "text")
+        path = PurePosixPath(source)
+        language = _LANGUAGES.get(path.suffix or path.name, "text")
         content = f"# {source}\n\n```{language}\n{text}```\n"
         files.append(File.generated(config, _source_page(source), content=content))
     if config.nav is not None:
@@ -49,7 +60,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Rewrites links to files of the repository."""
+    """Rewrites links to files of the repository; search lists the pages of other folders after those of docs/."""
+    if page.file.generated_by:
+        page.meta.setdefault("search", {"boost": 0.5})
     return _outside_of_code(markdown, lambda text: _LINK.sub(lambda link: _on_site(page.file, link[1]), text))
 
 
