@@ -24,12 +24,15 @@ _HEAD = """# KerasHub's backbones on meshes
 
 Written by `python -m tests.hub docs/numbers/kerashub_table.md`: each backbone that {version} can build small from its
 constructor, with random weights, after three steps of SGD and three of Adam on 8 rows, under `MirroredStrategy` over
-logical CPU devices, beside plain Keras on one device. A figure is the largest difference of a weight or a loss,
-relative where these are above 1; in brackets the share of the parameters that is split. The limit is 2e-6; where it is
-not met, or a mesh is left out, the reason is below. In `data=2` batch normalisation is `synchronized=True`. Stages get
-two micro-batches; one where statistics, or anything else, couple the rows of a batch. Adam's epsilon is 1e-3: a bias of
-keys has a gradient of zero but for rounding. TensorFlow's rewriting of graphs is off, which changes roundings only.
-Dropout is off, too: each replica draws masks of its own. {measured}
+logical CPU devices, beside plain Keras on one device.
+
+A figure is the largest difference of a weight or a loss, relative where these are above 1; in brackets the share of the
+parameters that is split. The limit is 2e-6; where it is not met, or a mesh is left out, the reason is below.
+
+In `data=2` batch normalisation is `synchronized=True`. Stages get two micro-batches; one where statistics, or anything
+else, couple the rows of a batch. Adam's epsilon is 1e-3: a bias of keys has a gradient of zero but for rounding.
+TensorFlow's rewriting of graphs is off, which changes roundings only. Dropout is off, too: each replica draws masks of
+its own. {measured}
 
 | backbone | {cells} |
 |---|{lines}|

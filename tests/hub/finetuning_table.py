@@ -27,12 +27,13 @@ _HEAD = """# Fine-tuning KerasHub's tasks on meshes
 Written by `python -m tests.hub.finetuning_table docs/numbers/finetuning_table.md`: tasks of {version} as small models
 with random weights, made and adapted in the strategy's scope, split by `parallelize(task)` and `PipelineModel(task,
 num_microbatches=2)` where the mesh has these axes, trained with Adam for two epochs of ten rows in batches of four,
-under `MirroredStrategy` over logical CPU devices, beside plain Keras on one device. LoRA is
-`task.backbone.enable_lora(2)`, with names of layers for {adapted}, none of whose layers has a name of
-KerasHub's default; QLoRA is `task.quantize("int8")` before it. `shard=weights` is on two replicas. Mixtral
-and QwenMoe, whose routers add a loss that is no mean over rows, are given `replace_experts(task)` first, except for
-QLoRA. Under `tensor` each device holds its part of int8 kernels and tables, too; layers quantized to int4 or float8
-would stay whole. {measured}
+under `MirroredStrategy` over logical CPU devices, beside plain Keras on one device.
+
+LoRA is `task.backbone.enable_lora(2)`, with names of layers for {adapted}, none of whose layers has a name of
+KerasHub's default; QLoRA is `task.quantize("int8")` before it. `shard=weights` is on two replicas. Mixtral and QwenMoe,
+whose routers add a loss that is no mean over rows, are given `replace_experts(task)` first, except for QLoRA. Under
+`tensor` each device holds its part of int8 kernels and tables, too; layers quantized to int4 or float8 would stay
+whole. {measured}
 
 A figure is the largest difference of losses, metrics, all weights, predictions and `score`, and of weights and
 predictions of the file and of the preset as plain KerasHub opens them, relative where numbers are above 1. Generated
