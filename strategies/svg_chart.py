@@ -1,7 +1,8 @@
 """Draws the activity of several devices over time as an SVG picture. Pure: text in, text out.
 
 It draws boxes on lanes and knows nothing of pipelines; `timeline` gives the boxes their meaning. A picture is
-self-contained: no scripts, no style sheets, and only fonts that every viewer has.
+self-contained: no scripts, no style sheets, and only fonts that every viewer has. Text is large, so that it can still
+be read where a page shows the picture at half its size, as on a phone.
 """
 
 from __future__ import annotations
@@ -15,13 +16,15 @@ from dataclasses import dataclass
 from xml.sax.saxutils import escape, quoteattr
 
 #: Sizes in pixels. A lane is a box and the gap below it.
-MARGIN, BOX_HEIGHT, LANE_HEIGHT = 20, 28, 36
+MARGIN, BOX_HEIGHT, LANE_HEIGHT = 20, 32, 40
+#: Names of lanes are left of them if all are at most this wide, otherwise above them, on lines of this height.
+NAME_WIDTH, NAME_HEIGHT = 130, 26
 #: The width of the time axis is chosen such that a box of median length has this width, within these bounds.
-USUAL_BOX_WIDTH, PLOT_WIDTHS = 26, (600, 1680)
-TITLE_SIZE, TEXT_SIZE, LABEL_SIZES = 17, 13, (12, 11, 10, 9)
+USUAL_BOX_WIDTH, PLOT_WIDTHS = 18, (560, 1680)
+TITLE_SIZE, TEXT_SIZE, TICK_SIZE, LABEL_SIZES = 20, 18, 16, (16, 14, 12)
 INK, FAINT_INK, IDLE, GRID_LINE = "#1f2328", "#59636e", "#eeeff1", "#d5d9de"
 #: Longer names lose their beginning, because device names mostly differ at the end.
-LONGEST_NAME, LONGEST_TITLE = 28, 90
+LONGEST_NAME, LONGEST_TITLE = 40, 90
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,7 @@ def chart(
     boxes: Sequence[Box],
     legend: Sequence[Sequence[tuple[str, str]]],
     axis: str,
+    plot_width: float | None = None,
 ) -> str:
     """Draws boxes on lanes, a time axis below and a legend of the colours above.
 
@@ -62,6 +66,7 @@ def chart(
         boxes: at least one; a lane is idle where it has no box.
         legend: colours with their meanings, in groups; each group has its own line if not all fit on one line.
         axis: the label of the time axis, with its unit.
+        plot_width: the length of the time axis in pixels; None to leave room for the labels of most boxes.
 
     Returns:
         The text of an SVG file, with one ``<rect class="box">`` for each box, in the order received.
@@ -69,36 +74,42 @@ def chart(
     first, last = min(box.start for box in boxes), max(box.end for box in boxes)
     span = (last - first) or 1.0
     shown = [_shortened(name, LONGEST_NAME) for name in lanes]
-    left = MARGIN + max((_width(name, TEXT_SIZE) for name in shown), default=0) + 12
-    plot = _plot_width(boxes, span)
+    name_width = max((_width(name, TEXT_SIZE) for name in shown), default=0)
+    above = name_width > NAME_WIDTH
+    left = MARGIN if above else MARGIN + name_width + 12
+    offset = NAME_HEIGHT if above else 0
+    plot = plot_width or _plot_width(boxes, span)
     width = math.ceil(left + plot + MARGIN + 10)
     title = _shortened(title, LONGEST_TITLE)
     # The factor is for the title's bold font, which is wider.
     width = max(width, math.ceil(max(1.15 * _width(title, TITLE_SIZE), _width(caption, TEXT_SIZE)) + 2 * MARGIN))
     top, keys = _legend(legend, width)
-    bottom = top + LANE_HEIGHT * len(lanes)
+    bottom = top + (offset + LANE_HEIGHT) * len(lanes)
 
     def x_of(time: float) -> float:
         return left + (time - first) / span * plot
 
     def y_of(lane: int) -> float:
-        return top + LANE_HEIGHT * lane
+        return top + (offset + LANE_HEIGHT) * lane + offset
 
     lines = [
-        _text(MARGIN, 34, title, f'font-size="{TITLE_SIZE}" font-weight="bold"'),
-        _text(MARGIN, 56, caption),
+        _text(MARGIN, 36, title, f'font-size="{TITLE_SIZE}" font-weight="bold"'),
+        _text(MARGIN, 62, caption),
         *keys,
     ]
+    names = []
     for k, name in enumerate(lanes):
         lines.append(
             f'<rect class="idle" x="{left:.2f}" y="{y_of(k)}" width="{plot:.2f}" height="{BOX_HEIGHT}" fill="{IDLE}"/>'
         )
-        lines.append(_text(left - 12, y_of(k) + 18.5, shown[k], 'text-anchor="end"', tooltip=name))
+        x, y, anchor = (left, y_of(k) - 7, "") if above else (left - 12, y_of(k) + 22.5, 'text-anchor="end"')
+        names.append(_text(x, y, shown[k], anchor, tooltip=name))
     for time, label in _axis_ticks(first, last, plot):
         x = x_of(time)
         lines.append(f'<path d="M{x:.2f} {top - 4}V{bottom}" stroke="{GRID_LINE}"/>')
-        lines.append(_text(x, bottom + 15, label, f'text-anchor="middle" font-size="12" fill="{FAINT_INK}"'))
-    lines.append(_text(left + plot / 2, bottom + 36, axis, f'text-anchor="middle" fill="{FAINT_INK}"'))
+        lines.append(_text(x, bottom + 17, label, f'text-anchor="middle" font-size="{TICK_SIZE}" fill="{FAINT_INK}"'))
+    lines.append(_text(left + plot / 2, bottom + 42, axis, f'text-anchor="middle" fill="{FAINT_INK}"'))
+    lines += names
 
     size, labels = _label_size(boxes, plot / span), []
     # The same room for all labels: otherwise, among boxes of equal length, those up to 9 would have a label and those
@@ -113,11 +124,12 @@ def chart(
             f"{edge}><title>{_escaped(box.tooltip)}</title></rect>"
         )
         if box_width >= room:
-            labels.append(_text(x + box_width / 2, y + 14 + 0.36 * size, box.label, f'fill="{_ink_on(box.colour)}"'))
+            base = y + BOX_HEIGHT / 2 + 0.36 * size
+            labels.append(_text(x + box_width / 2, base, box.label, f'fill="{_ink_on(box.colour)}"'))
     # Labels come last, so that no box covers them, and ignore the mouse, so that tooltips of boxes work.
     lines += [f'<g font-size="{size}" text-anchor="middle" pointer-events="none">', *labels, "</g>"]
 
-    height = bottom + 50
+    height = bottom + 58
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
@@ -170,25 +182,25 @@ def _legend(legend: Sequence[Sequence[tuple[str, str]]], width: float) -> tuple[
     """Returns the y at which the lanes begin below the legend, and the legend's SVG elements, on one or more lines."""
     all_keys = list(itertools.chain(*legend))
     # With several lines, keys are aligned in columns.
-    widest = max(_width(meaning, TEXT_SIZE) for _, meaning in all_keys) + 36
-    fits = sum(_width(meaning, TEXT_SIZE) + 36 for _, meaning in all_keys) + MARGIN <= width
-    lines, y = [], 74
+    widest = max(_width(meaning, TEXT_SIZE) for _, meaning in all_keys) + 40
+    fits = sum(_width(meaning, TEXT_SIZE) + 40 for _, meaning in all_keys) + MARGIN <= width
+    lines, y = [], 80
     for group in [all_keys] if fits else legend:
         x = float(MARGIN)
         for colour, meaning in group:
-            needed = _width(meaning, TEXT_SIZE) + 36 if fits else widest
+            needed = _width(meaning, TEXT_SIZE) + 40 if fits else widest
             if x > MARGIN and x + needed > width:
-                x, y = float(MARGIN), y + 22
-            lines.append(f'<rect class="key" x="{x:.2f}" y="{y}" width="14" height="14" fill="{colour}"/>')
-            lines.append(_text(x + 20, y + 11.5, meaning))
+                x, y = float(MARGIN), y + 27
+            lines.append(f'<rect class="key" x="{x:.2f}" y="{y}" width="16" height="16" fill="{colour}"/>')
+            lines.append(_text(x + 22, y + 14, meaning))
             x += needed
-        y += 22
-    return y + 12, lines
+        y += 27
+    return y + 8, lines
 
 
 def _axis_ticks(first: float, last: float, plot: float) -> list[tuple[float, str]]:
     """Returns the times of ticks, which are 1, 2 or 5 times a power of ten apart, with their labels."""
-    apart = max(75.0, _width(f"{max(abs(first), abs(last)):.3f}", TEXT_SIZE) + 10)
+    apart = max(80.0, _width(f"{max(abs(first), abs(last)):.3f}", TICK_SIZE) + 10)
     least = ((last - first) or 1.0) * apart / plot
     power = math.floor(math.log10(least))
     step = next(factor * 10.0**power for factor in (1, 2, 5, 10) if factor * 10.0**power >= least * (1 - 1e-9))

@@ -19,6 +19,8 @@ _COLOURS = {
     "gradients": "#d55e00",
     "update": "#009e73",
 }
+#: Most parts are small, and have a tooltip: the width need not leave room for their labels.
+_PLOT_WIDTH = 640
 
 
 def picture(found: Search, title: str) -> str:
@@ -44,8 +46,9 @@ def picture(found: Search, title: str) -> str:
                 boxes.append(Box(lane, start, start + seconds, f"{share:.0%}", tooltip, _COLOURS[name]))
                 start += seconds
     legend = [[(colour, name) for name, colour in _COLOURS.items() if name in used]]
-    caption = f"{len(found.best)} fastest layouts; seconds of a step, and the share of each part"
-    return chart(title, caption, [_name(each) for each in found.best], boxes, legend, "seconds of a step")
+    caption = f"{len(found.best)} fastest layouts: seconds of a step, share of each part"
+    lanes = [_name(each) for each in found.best]
+    return chart(title, caption, lanes, boxes, legend, "seconds of a step", plot_width=_PLOT_WIDTH)
 
 
 def _name(candidate: Candidate) -> str:

@@ -195,7 +195,7 @@ def test_long_name_keeps_its_end_and_is_whole_in_its_tooltip() -> None:
     assert len(shown) == 1
     assert shown[0].startswith(f"{long}…")
     assert shown[0].endswith("/device:GPU:0")
-    assert len(shown[0]) == len(long) + 28
+    assert len(shown[0]) == len(long) + 40
 
 
 @pytest.mark.parametrize("seconds", [1e-7, 0.0021, 0.037, 1.4, 86.0, 4000.0])
@@ -206,13 +206,13 @@ def test_axis_has_a_few_round_times_and_nothing_is_cut_off(seconds: float, offse
     timeline = Timeline(planned.schedule, tuple("abcd"), times, measured=True)  # type: ignore[arg-type]
     root = ElementTree.fromstring(timeline.svg())
     labels = [each for each in root.iter(f"{SVG}text") if re.fullmatch(r"[\d.]+", each.text or "")]
-    ticks = [each for each in labels if each.get("font-size") == "12"]
+    ticks = [each for each in labels if each.get("font-size") == "16"]
     assert 3 <= len(ticks) <= 10
     assert all(1000 * offset - 1e-5 <= float(each.text or "") <= 1000 * (offset + seconds) + 1e-5 for each in ticks)
     step = float(ticks[1].text or "") - float(ticks[0].text or "")
     assert round(step / 10 ** math.floor(math.log10(step) + 0.01), 2) in (1, 2, 5)
     lefts = [float(each.attrib["x"]) for each in ticks]
-    widest = max(len(each.text or "") for each in ticks) * 12 * 0.62
+    widest = max(len(each.text or "") for each in ticks) * 16 * 0.62
     assert all(b - a > widest for a, b in itertools.pairwise(lefts))
     assert all(float(each.attrib["x"]) + 20 < float(root.attrib["width"]) for each in labels)
 
@@ -221,7 +221,7 @@ def test_axis_has_a_few_round_times_and_nothing_is_cut_off(seconds: float, offse
 def test_size_is_sensible(p: int, m: int) -> None:
     root = ElementTree.fromstring(Timeline.planned(interleaved(p, m)).svg())
     assert 600 < float(root.attrib["width"]) < 2000
-    assert float(root.attrib["height"]) < 200 + 40 * p
+    assert float(root.attrib["height"]) < 240 + 44 * p
 
 
 def test_actions_that_take_no_time() -> None:
