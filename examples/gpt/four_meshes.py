@@ -34,7 +34,8 @@ _OPTIONS = (
     "--verbose=0",
 )
 
-_WIDTH, _HEIGHT, _LEFT, _TOP, _RIGHT, _BOTTOM = 760, 360, 52, 16, 12, 62
+#: Text is large, so that it can be read where a phone shows the picture at half its size.
+_WIDTH, _HEIGHT, _LEFT, _TOP, _RIGHT, _BOTTOM, _TEXT = 640, 420, 56, 16, 16, 98, 18
 #: From the widest line to the narrowest: each line stays visible beneath the next.
 _STROKES = (("#9ecae9", 13.0), ("#f58518", 8.5), ("#54a24b", 4.5), ("#111111", 1.2))
 
@@ -73,7 +74,7 @@ def draw(curves: Mapping[str, Sequence[float]], steps_per_point: int, caption: s
     Args:
         curves: values by name, at most four curves of equal length.
         steps_per_point: number of training steps between two values.
-        caption: a line of text below the curves.
+        caption: one or two lines of text below the curves.
     """
     values = [value for curve in curves.values() for value in curve]
     least, most = 0.0, max(values) * 1.05
@@ -88,28 +89,29 @@ def draw(curves: Mapping[str, Sequence[float]], steps_per_point: int, caption: s
 
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{_HEIGHT}" '
-        f'viewBox="0 0 {_WIDTH} {_HEIGHT}" font-family="sans-serif" font-size="13">',
+        f'viewBox="0 0 {_WIDTH} {_HEIGHT}" font-family="sans-serif" font-size="{_TEXT}">',
         f'<rect width="{_WIDTH}" height="{_HEIGHT}" fill="white"/>',
     ]
     for tick in range(int(most) + 1):
         lines.append(f'<path d="M{_LEFT} {y(tick):.1f}H{_WIDTH - _RIGHT}" stroke="#dddddd"/>')
-        lines.append(f'<text x="{_LEFT - 8}" y="{y(tick) + 4:.1f}" text-anchor="end">{tick}</text>')
-    below = _HEIGHT - _BOTTOM + 18
+        lines.append(f'<text x="{_LEFT - 8}" y="{y(tick) + 6:.1f}" text-anchor="end">{tick}</text>')
+    below = _HEIGHT - _BOTTOM + 24
     for index in range(count // 4 - 1, count, max(1, count // 4)):
         step = (index + 1) * steps_per_point
         # The last one would leave the picture.
         anchor = "middle" if index < count - 1 else "end"
         lines.append(f'<text x="{x(index):.1f}" y="{below}" text-anchor="{anchor}">step {step}</text>')
-    lines.append(f'<text x="14" y="{_TOP + inner_height / 2:.0f}" transform="rotate(-90 14 ')
+    lines.append(f'<text x="20" y="{_TOP + inner_height / 2:.0f}" transform="rotate(-90 20 ')
     lines[-1] += f'{_TOP + inner_height / 2:.0f})" text-anchor="middle">loss</text>'
     for row, ((name, curve), (colour, width)) in enumerate(zip(curves.items(), _STROKES, strict=False)):
         points = " ".join(f"{x(index):.1f},{y(value):.1f}" for index, value in enumerate(curve))
         stroke = f'fill="none" stroke="{colour}" stroke-width="{width}" stroke-linejoin="round"'
         lines.append(f'<polyline points="{points}" {stroke}/>')
-        at = _TOP + 24 + 24 * row
-        lines.append(f'<path d="M{_WIDTH - 250} {at}h40" stroke="{colour}" stroke-width="{width}"/>')
-        lines.append(f'<text x="{_WIDTH - 200}" y="{at + 4}">{name}</text>')
-    lines.append(f'<text x="{_LEFT}" y="{_HEIGHT - 14}">{caption}</text>')
+        at = _TOP + 14 + 27 * row
+        lines.append(f'<path d="M{_WIDTH - 310} {at}h40" stroke="{colour}" stroke-width="{width}"/>')
+        lines.append(f'<text x="{_WIDTH - 260}" y="{at + 6}">{name}</text>')
+    for row, line in enumerate(caption.splitlines()):
+        lines.append(f'<text x="{_LEFT}" y="{_HEIGHT - 40 + 26 * row}">{line}</text>')
     return "\n".join([*lines, "</svg>\n"])
 
 
@@ -124,7 +126,7 @@ def main(argv: list[str]) -> None:
         curves = {mesh: train(mesh, num_processes, data_file, Path(folder) / mesh) for mesh in MESHES}
     where = "one process of four devices" if num_processes == 1 else f"{num_processes} processes"
     difference = largest_difference(curves)
-    caption = f"A small GPT on four meshes, {where}. Largest difference of any two losses: {difference:.0e}."
+    caption = f"A small GPT on four meshes, {where}.\nLargest difference of any two losses: {difference:.0e}."
     output = Path(flags.FLAGS.output)
     output.parent.mkdir(parents=True, exist_ok=True)
     output.write_text(draw(curves, 5, caption))
