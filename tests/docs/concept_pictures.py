@@ -1,4 +1,4 @@
-"""Draws the pictures of docs/concepts: ``python -m tests.docs.concept_pictures`` writes them to docs/pictures.
+"""Draws pictures of the pages: ``python -m tests.docs.concept_pictures`` writes them to docs/pictures.
 
 The background is white and the text dark, so that a picture is readable on a page of any colour.
 """
@@ -54,6 +54,11 @@ class Drawing:
         )
         self.text(x + width / 2, y + height / 2 + 6, label)
 
+    def circle(self, x: float, y: float, radius: float, label: str) -> None:
+        """Draws a circle with text in its middle."""
+        self._lines.append(f'  <circle cx="{x:g}" cy="{y:g}" r="{radius:g}" fill="{PLAIN}" stroke="#222222"/>')
+        self.text(x, y + 6, label)
+
     def text(self, x: float, y: float, text: str, *, anchor: str = "middle", colour: str = "#1f2328") -> None:
         """Writes text; y is its base line."""
         self._lines.append(f'  <text x="{x:g}" y="{y:g}" text-anchor="{anchor}" fill="{colour}">{escape(text)}</text>')
@@ -73,9 +78,9 @@ class Drawing:
 
 def data_parallelism() -> Drawing:
     """Two replicas, each with its rows, whose gradients are all-reduced."""
-    picture = Drawing("Two replicas compute gradients of their own rows; the sum of both updates both", 340)
+    picture = Drawing("Two replicas compute gradients of their own rows; the sum of both updates both", 364)
     for k, rows in enumerate(("rows 0 to 3", "rows 4 to 7")):
-        y = 20 + 150 * k
+        y = 14 + 174 * k
         picture.frame(16, y, 608, 130, f"device {k}")
         picture.box(32, y + 45, 120, 60, rows, ROWS)
         picture.arrow((152, y + 75), (192, y + 75))
@@ -84,9 +89,9 @@ def data_parallelism() -> Drawing:
         picture.box(350, y + 45, 110, 60, "gradients", GRADIENTS)
         picture.arrow((460, y + 75), (500, y + 75))
         picture.box(504, y + 45, 104, 60, "update", WEIGHTS)
-    picture.arrow((405, 127), (405, 213), both=True)
-    picture.text(418, 176, "all-reduce", anchor="start")
-    picture.text(WIDTH / 2, 326, "Weights are equal before and after each step.", colour="#59636e")
+    picture.arrow((405, 121), (405, 231), both=True)
+    picture.text(418, 172, "all-reduce", anchor="start")
+    picture.text(WIDTH / 2, 350, "Weights are equal before and after each step.", colour="#59636e")
     return picture
 
 
@@ -98,8 +103,8 @@ def sharded_state() -> Drawing:
         y, x = 42 + 62 * k, 190.0
         picture.text(176, y + 28, name, anchor="end")
         for size, colour in zip(sizes, (WEIGHTS, GRADIENTS, SLOTS), strict=True):
-            picture.box(x, y, 22 * size, 44, str(size), colour)
-            x += 22 * size
+            picture.box(x, y, 20 * size, 44, str(size), colour)
+            x += 20 * size
         picture.text(x + 12, y + 28, f"= {sum(sizes)} bytes", anchor="start")
     for k, (name, colour) in enumerate((("weights", WEIGHTS), ("gradients", GRADIENTS), ("Adam's slots", SLOTS))):
         picture.box(110 + 150 * k, 220, 18, 18, "", colour)
@@ -135,10 +140,10 @@ def mesh() -> Drawing:
         y = 16 + 120 * host
         picture.frame(16, y, 608, 106, f"host {host}")
         for k in range(4):
-            x = 34 + 146 * k
-            picture.box(x, y + 36, 132, 54, f"{host} . {k // 2} . {k % 2}", (WEIGHTS, GRADIENTS)[k // 2])
+            x = 30 + 155 * k
+            picture.box(x, y + 36, 115, 54, f"{host} . {k // 2} . {k % 2}", (WEIGHTS, GRADIENTS)[k // 2])
         for k in (0, 2):
-            picture.arrow((166 + 146 * k, y + 52), (180 + 146 * k, y + 52), both=True)
+            picture.arrow((147 + 155 * k, y + 63), (183 + 155 * k, y + 63), both=True)
     picture.text(
         WIDTH / 2, 276, "data . pipe . tensor of mesh data=2, pipe=2, tensor=2; colours are stages", colour="#59636e"
     )
@@ -164,6 +169,35 @@ def ring() -> Drawing:
             colour = (PLAIN, "#fdf0d8", "#f9dcae", "#f4c48b")[len(summed) - 1]
             picture.box(left + 71 * part, top + 38 * rank, 66, 34, label, colour)
     picture.text(WIDTH / 2, 456, "rows are ranks, columns are parts of the tensor", colour="#59636e")
+    return picture
+
+
+def tensor_split() -> Drawing:
+    """A dense layer split by columns, and the next one by rows: one sum for both."""
+    picture = Drawing("Z = relu(X A) B on two devices: columns of A, rows of B, and the sum of two parts", 380)
+    picture.box(14, 154, 46, 52, "X")
+    for k in range(2):
+        y, number = 14 + 178 * k, "₀₁"[k]
+        split, part = ((WEIGHTS, "#d5e6f5"), (ROWS, "#fae5c9"))[k]
+        picture.frame(102, y, 412, 154, f"device {k}")
+        middle = y + 86
+        picture.arrow((60, 172 + 16 * k), (120, middle + (6, -6)[k]))
+        picture.box(124, middle - 44, 46, 88, f"A{number}", split)
+        picture.arrow((170, middle), (228, middle))
+        picture.text(199, middle - 12, "relu")
+        picture.box(232, middle - 30, 46, 60, f"H{number}", part)
+        picture.arrow((278, middle), (318, middle))
+        picture.box(322, middle - 24, 88, 48, f"B{number}", split)
+        picture.arrow((410, middle), (450, middle))
+        picture.box(454, middle - 30, 46, 60, f"Z{number}", part)
+        picture.arrow((500, middle), (541, 172 + 16 * k))
+    picture.circle(556, 180, 17, "+")
+    picture.arrow((573, 180), (587, 180))
+    picture.box(590, 154, 38, 52, "Z")
+    for x, y, text in ((37, 234, "copy"), (560, 234, "reduce")):
+        picture.text(x, y, text, colour="#59636e")
+    for x, text in ((147, "columns"), (255, "in pieces"), (366, "rows"), (477, "to be added")):
+        picture.text(x, 368, text, colour="#59636e")
     return picture
 
 
@@ -230,6 +264,7 @@ PICTURES: Mapping[str, Callable[[], Drawing]] = {
     "concept_shards.svg": sharded_state,
     "concept_tree.svg": tree,
     "one_step.svg": one_step,
+    "tensor_split.svg": tensor_split,
 }
 
 
