@@ -80,15 +80,16 @@ class MemoryPlan:
         def cell(num_bytes: int | None) -> str:
             return "-" if num_bytes is None else f"{num_bytes / size:,.{0 if size == 1 else 2}f}"
 
+        is_marked = len(self.rows) > 1
         lines: list[tuple[str, ...]] = [
             (f"{unit} per device", "weights", "gradients", "optimizer", "gathered", "activations", "together")
         ]
         for name, (held, activations) in self.rows.items():
             kinds: tuple[int | None, ...] = (held.weights, held.gradients, held.optimizer, held.gathered, activations)
-            label = f"{name} *" if name == self.asked and len(self.rows) > 1 else name
+            label = f"{name} *" if name == self.asked and is_marked else name
             lines.append((label, *map(cell, (*kinds, _together(held, activations)))))
         last = f"{self.num_parameters:,} parameters, {self.batch_size:,} rows in a batch."
-        if self.asked in self.rows and len(self.rows) > 1:
+        if is_marked:
             last += " *: as asked."
         return "\n".join((*text_table(lines), last))
 

@@ -34,7 +34,7 @@ class Docstrings(griffe.Extension):
         griffe.DataclassesExtension().on_package(pkg=pkg)
         for name in map(str, pkg.exports or ()):
             found = pkg.members[name]
-            # What another package defines has no module of that name here.
+            # Names that other packages define are unresolved aliases here.
             known = not isinstance(found, griffe.Alias) or found.resolved
             if known and found.is_module and name in found.members:
                 pkg.members[name] = griffe.Alias(name, found.members[name], parent=pkg)

@@ -38,7 +38,7 @@ from strategies.steps.explained import calling
 from strategies.steps.metric_variables import MetricVariable
 
 _logger = logging.getLogger(__name__)
-# The engines of meshes with axes that no layer uses, of which the log has said so.
+# The engines whose unused mesh axes have been logged.
 _warned_of_idle: weakref.WeakSet[Engine] = weakref.WeakSet()
 
 # The model whose `fit` runs, or another method that :func:`enter` calls.

@@ -27,7 +27,8 @@ class UnsetSeed(int):
 
     drawn: int
 
-    def __new__(cls, drawn: int) -> UnsetSeed:  # noqa: D102
+    def __new__(cls, drawn: int) -> UnsetSeed:
+        """Returns TensorFlow's default global seed, with the number that ops without a seed use."""
         seed = super().__new__(cls, random_seed.DEFAULT_GRAPH_SEED)
         seed.drawn = drawn
         return seed

@@ -110,6 +110,7 @@ def traced(function: Callable[..., Any]) -> Callable[..., Any]:
     When it is called eagerly, TensorFlow's threads launch its ops, not Python.
     """
     # TensorFlow counts traces by the code of a function, and would warn when several closures of one code are traced.
+    # The name is that of the function in TensorFlow's profiles; type checkers know no names of partial objects.
     counted_alone = functools.partial(function)
     counted_alone.__name__ = getattr(function, "__name__", "traced")  # type: ignore[attr-defined]
     made: Callable[..., Any] = tf.function(counted_alone, autograph=False)
