@@ -98,9 +98,9 @@ from tensorflow.python.eager import tape as gradient_tape
 from tensorflow.python.eager.def_function import Function
 from tensorflow.python.eager.polymorphic_function import atomic_function
 
-# Callbacks for each operation that runs eagerly: nothing else shows how an eager tensor was made.
-# The global seed that TensorFlow assumes beside an operation's own seed where a program sets none, and the numbers from
-# which it makes seeds of operations in graphs that have none of their own.
+# `op_callbacks` are called for each operation that runs eagerly: nothing else shows how an eager tensor was made.
+# `random_seed` has the global seed that TensorFlow assumes beside an operation's own seed where a program sets none, and
+# the numbers from which it makes seeds of operations in graphs that have none of their own.
 from tensorflow.python.framework import op_callbacks, random_seed
 
 # Finds by its type whether an operation keeps state: a graph's function library has only the types of operations.
