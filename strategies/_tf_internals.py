@@ -99,8 +99,8 @@ from tensorflow.python.eager.def_function import Function
 from tensorflow.python.eager.polymorphic_function import atomic_function
 
 # `op_callbacks` are called for each operation that runs eagerly: nothing else shows how an eager tensor was made.
-# `random_seed` has the global seed that TensorFlow assumes beside an operation's own seed where a program sets none, and
-# the numbers from which it makes seeds of operations in graphs that have none of their own.
+# `random_seed` has the global seed that TensorFlow assumes beside an operation's own where a program sets none, and the
+# numbers from which it makes seeds of operations in graphs that have none of their own.
 from tensorflow.python.framework import op_callbacks, random_seed
 
 # Finds by its type whether an operation keeps state: a graph's function library has only the types of operations.
