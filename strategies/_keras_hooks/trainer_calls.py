@@ -20,10 +20,10 @@ from strategies.batches import shares
 from strategies.batches.agreed_dataset import AgreedIterator
 from strategies.batches.drawn_dataset import DrawnIterator
 from strategies.batches.prefetch import ReadAheadIterator
+from strategies.batches.shares import NotAlikeError
 from strategies.engine.engine import engine_of
 from strategies.steps.context import TrainerCall, called_by_trainer
 from strategies.steps.graph_optimization import optimized_once
-from strategies.steps.replica_copies import NotAlikeError
 
 _logger = logging.getLogger(__name__)
 

@@ -28,6 +28,13 @@ _ATTRIBUTE = "_keras_strategies_share"
 Combination = Literal["mean", "concat"] | None
 
 
+class NotAlikeError(BaseException):
+    """The replicas' programs differ, or may differ: each has to be traced. The message is the reason.
+
+    No ``Exception``, so that neither a program nor Keras handles it: the step is traced again.
+    """
+
+
 @dataclasses.dataclass(frozen=True)
 class Share:
     """One replica's share of the step that is being run or traced.
@@ -111,6 +118,17 @@ class Share:
             value: returns a number or an array for a replica's id. All have one dtype and shape.
         """
         return value(self.replica_id) if self.constant_of_replica is None else self.constant_of_replica(value)
+
+    @property
+    def own_id(self) -> int:
+        """`replica_id`, for what has to be known while the replica is traced.
+
+        Raises:
+            NotAlikeError: this replica is traced for all local ones.
+        """
+        if self.constant_of_replica is not None:
+            raise NotAlikeError("each has its own rows of a weight")
+        return self.replica_id
 
     def on_first(self, value: tf.Tensor) -> tf.Tensor:
         """Returns ``value`` on the first replica of the job, and zeros on the others."""

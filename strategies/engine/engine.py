@@ -92,7 +92,8 @@ class Engine:
             self.agreement = Agreement(self.process_group, num_together)
         #: The running step.
         self.steps = Steps(strategy, self.layout, self.waits)
-        self.steps.can_trace_once = sharding is None and parameter_device is None and self.num_processes == 1
+        has_whole_weights = sharding is None or not (sharding.shards_weights or sharding.shards_experts)
+        self.steps.can_trace_once = has_whole_weights and parameter_device is None and not parts.spans_processes
         self._updates = Updates(parts, self.layout, gradient_sync, self.steps)
         #: The groups of replicas over which updates are sharded; None if each replica updates all weights.
         self.sharding = sharding

@@ -93,7 +93,7 @@ class RowExchange:
         share = shares.current()
         if share is None:
             raise RuntimeError("No replica is running.")
-        return share.replica_id % self.size
+        return share.own_id % self.size
 
     def computed(self, tokens: tf.Tensor, counts: tf.Tensor, compute: Compute) -> tf.Tensor:
         """Returns the experts' outputs for tokens, whichever replicas own the experts. All replicas call it.

@@ -14,8 +14,8 @@ import tensorflow as tf
 
 from strategies._tf_internals import ReplicaContext, gradient_record
 from strategies.batches.row_marks import marking
-from strategies.batches.shares import Share
-from strategies.steps.replica_copies import NotAlikeError, ReplicaCopies
+from strategies.batches.shares import NotAlikeError, Share
+from strategies.steps.replica_copies import ReplicaCopies
 
 
 class FirstReplica(ReplicaContext):

@@ -15,7 +15,8 @@ variables. One of them is traced, by Python; the ops of the others are copies of
             Assign                         Assign                ops after the merge call: copied, too
 ```
 
-So tracing takes the time of one replica, and the graph is the one that tracing each replica would give.
+So tracing takes the time of one replica, and the graph computes what tracing each replica would give. What the first
+replica computes more than once is copied once.
 """
 
 from __future__ import annotations
@@ -27,20 +28,14 @@ from typing import Any
 import tensorflow as tf
 
 from strategies._tf_internals import handle_data_util, regroup, select_replica
+from strategies.batches.shares import NotAlikeError
+from strategies.steps.common_ops import find_common, renamed
+from strategies.steps.copied_marks import are_marked_alike, copy_marks, has_marks
 from strategies.steps.copy_obstacles import Obstacles
 from strategies.steps.function_copies import FunctionCopies
 
-#: Marks of tensors, which the copies get as well: all that this package sets.
-_MARKS = "_keras_strategies_"
 #: The ends of the types of ops that their gradient changes.
 _BRANCHING = ("If", "Case", "While")
-
-
-class NotAlikeError(BaseException):
-    """The replicas' programs differ, or may differ: each has to be traced. The message is the reason.
-
-    No ``Exception``, so that neither a program nor Keras handles it: the step is traced again.
-    """
 
 
 class ReplicaCopies:
@@ -64,6 +59,8 @@ class ReplicaCopies:
         self._pairs: dict[str, Sequence[Any]] = {}
         # By the name of a copied op: the prefixes of the copies' names, by replica.
         self._prefixes: dict[str, Sequence[str]] = {}
+        # By the name of an op without copies: the name of the op whose copies compute the same.
+        self._same: dict[str, str] = {}
         # Ops that belong to all replicas, although they are made while replica 0 is traced.
         self._common: set[str] = set()
         # By the name of a captured placeholder: the resources of all replicas; None if it is the same for all.
@@ -140,22 +137,24 @@ class ReplicaCopies:
         nodes = {op.name: op.node_def for op in ops}
         if (reason := self._obstacles.reason(nodes.values())) is not None:
             raise NotAlikeError(reason)
+        names = list(nodes)
+        self._merge(nodes)
         external = self._external(nodes)
         with self.graph.as_default(), tf.control_dependencies(None), tf.device(None):
             changed = [self._change(op, r) for op in self._branching for r in range(1, self.num_replicas)]
             prefixes = ["", *(self._import(nodes, external, r) for r in range(1, self.num_replicas))]
-        self._prefixes |= dict.fromkeys(nodes, prefixes)
+        self._prefixes |= dict.fromkeys(names, prefixes)
         for finish in changed:
             finish()
         self._branching += [op for op in ops if op.type.endswith(_BRANCHING)]
         for op in ops:
             for output in op.outputs:
-                if any(key.startswith(_MARKS) for key in vars(output)):
+                if has_marks(output):
                     for r in range(1, self.num_replicas):
-                        _copy_marks(output, self._tensor(output.name, r))
+                        copy_marks(output, self._tensor(output.name, r))
         for first, *others in self._pairs.values():
             for other in others:
-                _copy_marks(first, other)
+                copy_marks(first, other)
         self.begin()
 
     def _change(self, op: Any, replica: int) -> Callable[[], None]:
@@ -178,6 +177,15 @@ class ReplicaCopies:
             handle_data_util.copy_handle_data(each, copied)
         inputs = op.inputs[len(copy.inputs) :]
         return lambda: copy._add_while_inputs([self._exchanged(each, replica) for each in inputs]) if inputs else None
+
+    def _merge(self, nodes: dict[str, Any]) -> None:
+        """Leaves out nodes that compute what an earlier one computes: copies of the earlier one replace theirs."""
+        for name, first in find_common(nodes.values()).items():
+            if are_marked_alike(*map(self.graph.get_operation_by_name, (name, first))):
+                self._same[name] = first
+                del nodes[name]
+        for node in nodes.values():
+            node.input[:] = [renamed(each, self._same) for each in node.input]
 
     def _external(self, nodes: Mapping[str, Any]) -> list[str]:
         """Returns the tensors of other ops that the nodes take, in the notation of graph definitions."""
@@ -244,7 +252,7 @@ class ReplicaCopies:
             container = getattr(leaf, "_distributed_container", lambda: None)()
             return leaf if container is None else container.values[replica]
         if isinstance(leaf, tf.Tensor):
-            return _copy_marks(leaf, self._exchanged(leaf, replica))
+            return copy_marks(leaf, self._exchanged(leaf, replica))
         if tf.is_tensor(leaf) and not isinstance(leaf, tf.distribute.DistributedValues):
             exchange = functools.partial(self._of_leaf, replica=replica)
             return tf.nest.map_structure(exchange, leaf, expand_composites=True)
@@ -279,20 +287,15 @@ class ReplicaCopies:
 
     def _operation(self, name: str, replica: int) -> Any:
         prefixes = self._prefixes.get(name)
-        return self.graph.get_operation_by_name(name if prefixes is None else f"{prefixes[replica]}{name}")
+        if prefixes is None:
+            return self.graph.get_operation_by_name(name)
+        return self.graph.get_operation_by_name(f"{prefixes[replica]}{self._same.get(name, name)}")
 
     def _device(self, name: str, replica: int) -> str:
         for group in self._devices:
             if name == group[0]:
                 return group[replica]
         return name
-
-
-def _copy_marks(original: Any, copy: Any) -> Any:
-    """Copies the marks of a tensor to the tensor of another replica, and returns that."""
-    if copy is not original:
-        vars(copy).update({key: value for key, value in vars(original).items() if key.startswith(_MARKS)})
-    return copy
 
 
 def _drop_colocations(node: Any, nodes: Mapping[str, Any]) -> None:

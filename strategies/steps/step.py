@@ -45,7 +45,7 @@ from strategies.steps.explained import merge_errors_explained
 from strategies.steps.first_replica import FirstReplica, shared_for_all
 from strategies.steps.layout import ReplicaLayout
 from strategies.steps.outputs import combined
-from strategies.steps.replica_copies import NotAlikeError, ReplicaCopies
+from strategies.steps.replica_copies import ReplicaCopies
 from strategies.steps.replica_state import ReplicaWrites, agree
 from strategies.steps.waiting import Waits
 
@@ -245,7 +245,7 @@ class Steps:
             copies = self._copies()
             try:
                 share = shared_for_all(local_shares, arguments, copies)
-            except NotAlikeError:
+            except shares.NotAlikeError:
                 # This batch is divided unevenly, in a graph for its static size.
                 pass
             else:

@@ -16,8 +16,9 @@ import pytest
 import tensorflow as tf
 
 import strategies
+from strategies.batches.shares import NotAlikeError
 from strategies.steps.context import trainer_call
-from strategies.steps.replica_copies import NotAlikeError, ReplicaCopies
+from strategies.steps.replica_copies import ReplicaCopies
 from strategies.steps.step import Steps
 
 X = np.random.default_rng(3).normal(size=(22, 6)).astype("float32")
@@ -152,10 +153,14 @@ def test_graph_is_that_of_traced_replicas(traced: Traced, monkeypatch: pytest.Mo
     model_in(strategies.MirroredStrategy(devices(3))).fit(X, Y, batch_size=8, verbose=0)
     once, each = map(signatures, traced.graphs)
     assert len(once) > 300
-    different = [op for key, ops in once.items() if len(each[key]) != len(ops) for op in ops]
+    different = [op for key, ops in once.items() if len(each[key]) < len(ops) for op in ops]
     # The index of the first row of each replica is computed outside of the replicas.
     assert {op.type for op in different} <= {"Const", "Identity", "AddV2"}, different
-    assert not [op for key, ops in each.items() if len(once[key]) < len(ops) for op in ops]
+    assert not [op for key, ops in each.items() if not once[key] for op in ops]
+    # What a replica computes more than once, copies compute once; ops with effects are all copied.
+    fewer = [op for key, ops in each.items() if len(once[key]) < len(ops) for op in ops]
+    assert len(fewer) > 300
+    assert not [op for op in fewer if op.op_def.is_stateful]
 
 
 def test_random_numbers_are_those_of_traced_replicas(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -241,6 +246,32 @@ def test_refuses_values_that_differ() -> None:
         copied = copies.for_replica({"a": one, "b": 3}, 1)
         assert copied["a"] is other
         assert copied["b"] == 3
+
+    in_graph(check)
+
+
+def test_copies_once_what_is_computed_twice() -> None:
+    def check(copies: ReplicaCopies) -> None:
+        copies.begin()
+        with tf.device("/device:CPU:0"):
+            ones: list[Any] = [tf.constant(1.0) for _ in range(4)]
+            roots = [tf.sqrt(one) for one in ones]
+        ones[2]._keras_strategies_summed_over_rows = True
+        roots[3]._keras_strategies_summed_over_rows = True
+        copies.copy()
+        with tf.device("/device:CPU:0"):
+            later = tf.add_n(roots)
+        copies.copy()
+        constants, copied = (copies.for_replica(values, 1) for values in (ones, roots))
+        assert constants[1] is constants[0]
+        assert copied[1] is copied[0]
+        # Marked ones stay apart, those that take them do not.
+        assert constants[2] is not constants[0]
+        assert constants[2]._keras_strategies_summed_over_rows
+        assert copied[2] is copied[0]
+        assert copied[3] is not copied[0]
+        assert not hasattr(copied[0], "_keras_strategies_summed_over_rows")
+        assert list(copies.for_replica(later, 1).op.inputs) == copied
 
     in_graph(check)
 
