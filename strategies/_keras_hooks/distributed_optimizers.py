@@ -133,6 +133,8 @@ class DistributedOptimizer(WholeSlots):
             return across(tf.distribute.get_strategy(), list(gradients))
         if not applied_gradients.can_synchronize(context):
             return applied_gradients.apply_alone(engine, self, gradients, variables, are_global, apply)
+        if engine.sharded_weights is not None:
+            engine.sharded_weights.gathers.end_backward()
         return context.merge_call(across, args=(list(gradients),))
 
     # A user's optimizer may override `apply` and work on all gradients there: it gets sums over all replicas. Calls of

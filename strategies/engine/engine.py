@@ -92,8 +92,7 @@ class Engine:
             self.agreement = Agreement(self.process_group, num_together)
         #: The running step.
         self.steps = Steps(strategy, self.layout, self.waits)
-        has_whole_weights = sharding is None or not (sharding.shards_weights or sharding.shards_experts)
-        self.steps.can_trace_once = has_whole_weights and parameter_device is None and not parts.spans_processes
+        self.steps.can_trace_once = not parts.spans_processes and not _exchanges_weights(sharding)
         self._updates = Updates(parts, self.layout, gradient_sync, self.steps)
         #: The groups of replicas over which updates are sharded; None if each replica updates all weights.
         self.sharding = sharding
@@ -260,6 +259,13 @@ def engine_of_processes(strategy: tf.distribute.Strategy | None) -> Engine | Non
     """Returns the strategy's engine if the strategy is one of this package's and its job has several processes."""
     engine = None if strategy is None else engine_of(strategy)
     return engine if engine is not None and engine.num_processes > 1 else None
+
+
+def _exchanges_weights(sharding: ShardingGroups | None) -> bool:
+    """Returns True if a replica sends weights or experts' tokens by messages of its own: each has to be traced."""
+    if sharding is None:
+        return False
+    return sharding.shards_experts or (sharding.shards_weights and sharding.num_processes > 1)
 
 
 def _check_alike(process_group: ProcessGroup, num_replicas: int, num_parts: int) -> int:

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from strategies.batches.row_kinds import Kind
 from strategies.batches.row_marks import mark
+from strategies.batches.shares import NotAlikeError
 from strategies.collectives.descriptions import carrying, listed
 from strategies.collectives.process_groups import ShardingProcessGroups
 from strategies.op_names.scopes import in_process
@@ -68,7 +69,7 @@ class AllGather:
             if not self._processes and not tf.executing_eagerly() and not self._steps.context.shares:
                 return [None if isinstance(v, Gone) else whole_in_file(v) for v in variables]
             if not self._processes:
-                return [None if isinstance(v, Gone) else self._whole_local(v, replica) for v in variables]
+                return self._local(variables, replica)
             if in_shapes_only():
                 return [_placeholder_like(variable) for variable in variables]
             if current_driver() is not None:
@@ -81,6 +82,24 @@ class AllGather:
             return _placeholder_like(variable)
         # Without a driver, the read raises an error with the fix.
         return tf.constant(shards_of(variable).numpy()) if current_driver() else variable.values[0].read_value()
+
+    def _local(self, variables: Sequence[ShardedVariable | Gone], replica: int) -> list[Any]:
+        """Returns weights of which this process holds all shards.
+
+        Raises:
+            NotAlikeError: one replica is traced for all, and does not read the weights in the graph of the step.
+        """
+
+        def gathered(local: int) -> list[Any]:
+            return [None if isinstance(v, Gone) else self._whole_local(v, local) for v in variables]
+
+        copies = self._steps.context.copies
+        if copies is None or in_shapes_only() or tf.distribute.in_cross_replica_context():
+            return gathered(replica)
+        if tf.compat.v1.get_default_graph() is not copies.graph:
+            raise NotAlikeError("a function reads weights that are in shards")
+        # A copy of the ops would read other shards.
+        return list(copies.make_each(gathered))
 
     def _whole_local(self, variable: ShardedVariable, replica: int) -> tf.Tensor:
         group = next(g for g in self._local_groups if replica in g)

@@ -167,6 +167,17 @@ class WeightGathers:
         if is_last:
             own.num_forward_ops = len(context.graph.get_operations())
 
+    def end_backward(self) -> None:
+        """Changes the backward pass of a replica that is traced for all, before a merge call in which gradients meet.
+
+        The ops are copied when the merge call begins. Where each replica is traced, the merge call changes them.
+
+        Raises:
+            NotAlikeError: some ops that have to be changed were copied at an earlier merge call.
+        """
+        if self._steps.context.copies is not None:
+            self._unshard_for_backward(None)
+
     def unshard_for_backward(self, reduce: Callable[[Unit], Sequence[tf.Operation]] | None = None) -> None:
         """Reshards units, and unshards them again for the backward pass [3] [4]. Call it once the gradient ops exist.
 
@@ -174,6 +185,10 @@ class WeightGathers:
             reduce: starts the reduce-scatter of a unit's gradients over the processes, and returns the ops that end it.
                 Later gathers wait for these ops, so that gradients do not queue behind gathers of weights.
         """
+        if self._steps.context.copies is None:
+            self._unshard_for_backward(reduce)
+
+    def _unshard_for_backward(self, reduce: Callable[[Unit], Sequence[tf.Operation]] | None) -> None:
         context = self._steps.context
         if context.graph is None or tf.compat.v1.get_default_graph() is not context.graph:
             return
@@ -182,7 +197,7 @@ class WeightGathers:
             if own.num_forward_ops is None:
                 continue
             backward = frozenset(context.graph.get_operations()[own.num_forward_ops :])
-            gathers = BackwardGathers(backward, self.all_gather, reduce if is_first else None)
+            gathers = BackwardGathers(backward, self.all_gather, reduce if is_first else None, context.copies)
             # Each part of a replica has two units in memory at a time.
             for devices in dict.fromkeys(unit.unit.devices for unit in own.used):
                 units = own.large(devices)

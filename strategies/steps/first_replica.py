@@ -77,8 +77,8 @@ def shared_for_all(shares: Sequence[Share], arguments: Sequence[Any], copies: Re
         for name in ("num_replicas", "combination", "num_rows"):
             if getattr(share, name) != getattr(first, name):
                 raise NotAlikeError("replicas have different static numbers of rows")
-    copies.pair([(share.weight, share.has_rows) for share in shares])
-    copies.pair(arguments)
+    copies.pairs.add([(share.weight, share.has_rows) for share in shares])
+    copies.pairs.add(arguments)
     for share, own in zip(shares[1:], arguments[1:], strict=True):
         with marking(own, share.dependence.sizes):
             pass
@@ -86,7 +86,7 @@ def shared_for_all(shares: Sequence[Share], arguments: Sequence[Any], copies: Re
     first_row: tf.Tensor | None = None
     if all(row is not None for row in rows):
         tensors = [tf.identity(tf.convert_to_tensor(row, tf.int32)) for row in rows]
-        copies.pair(tensors)
+        copies.pairs.add(tensors)
         first_row = tensors[0]
     return dataclasses.replace(
         first,

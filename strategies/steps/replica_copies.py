@@ -7,7 +7,7 @@ variables. One of them is traced, by Python; the ops of the others are copies of
     replica 0, traced               replica 1, copied
 
     rows of 0     weight on 0       rows of 1     weight on 1
-         └───┐   ┌───┘                  └───┐   ┌───┘            inputs: exchanged (`pair`, captured variables)
+         └───┐   ┌───┘                  └───┐   ┌───┘            inputs: exchanged (`pairs`, captured variables)
             MatMul                         MatMul                ops: copied, with the devices of replica 1
               │                              │
               └────────── all-reduce ────────┘                   merge calls: run once, for all replicas
@@ -21,6 +21,7 @@ replica computes more than once is copied once.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -29,10 +30,11 @@ import tensorflow as tf
 
 from strategies._tf_internals import handle_data_util, regroup, select_replica
 from strategies.batches.shares import NotAlikeError
-from strategies.steps.common_ops import find_common, renamed
+from strategies.steps.common_ops import merge_common
 from strategies.steps.copied_marks import are_marked_alike, copy_marks, has_marks
 from strategies.steps.copy_obstacles import Obstacles
 from strategies.steps.function_copies import FunctionCopies
+from strategies.steps.replica_pairs import Pairs
 
 #: The ends of the types of ops that their gradient changes.
 _BRANCHING = ("If", "Case", "While")
@@ -55,8 +57,8 @@ class ReplicaCopies:
         self.num_replicas = len(devices[0])
         self._devices = devices
         self._components = components
-        # By the name of a tensor of replica 0 that is no copied op's: the tensors of all replicas.
-        self._pairs: dict[str, Sequence[Any]] = {}
+        #: Values that are exchanged for those of each replica.
+        self.pairs = Pairs()
         # By the name of a copied op: the prefixes of the copies' names, by replica.
         self._prefixes: dict[str, Sequence[str]] = {}
         # By the name of an op without copies: the name of the op whose copies compute the same.
@@ -65,6 +67,8 @@ class ReplicaCopies:
         self._common: set[str] = set()
         # By the name of a captured placeholder: the resources of all replicas; None if it is the same for all.
         self._resources: dict[str, Sequence[Any] | None] = {}
+        # (op of another replica, the ops of replica 0 whose copies it is to wait for, that replica).
+        self._waiting: list[tuple[Any, Sequence[Any], int]] = []
         # Copied conditionals and loops.
         self._branching: list[Any] = []
         self._obstacles = Obstacles()
@@ -76,56 +80,47 @@ class ReplicaCopies:
         """Starts a segment: ops made from now on belong to replica 0."""
         self._begin = len(self.graph.get_operations())
 
-    def pair(self, values: Sequence[Any]) -> None:
-        """Registers a nest of values of each replica: copies take those of their replica in place of the first's.
-
-        Args:
-            values: a nest for each local replica, all of the same structure.
-
-        Raises:
-            NotAlikeError: the nests have other structures, dtypes or static shapes.
-        """
-        try:
-            for each in values[1:]:
-                tf.nest.assert_same_structure(values[0], each, expand_composites=True)
-        except (TypeError, ValueError) as error:
-            raise NotAlikeError("values of replicas have different structures") from error
-        flat = [tf.nest.flatten(each, expand_composites=True) for each in values]
-        for leaves in zip(*flat, strict=True):
-            self._pair(leaves)
-
-    def _pair(self, leaves: Sequence[Any]) -> None:
-        first = leaves[0]
-        if all(each is first for each in leaves):
-            return
-        if not all(isinstance(each, tf.Tensor) for each in leaves):
-            # Components of variables are exchanged by their resources.
-            if all(isinstance(each, tf.Variable) for each in leaves) or _equal(leaves):
-                return
-            raise NotAlikeError(f"replicas have different values, such as {first!r}")
-        if len({(each.dtype, str(each.shape)) for each in leaves}) > 1:
-            raise NotAlikeError("values of replicas have different dtypes or static shapes")
-        name = first.name if not hasattr(first, "numpy") else f"eager {id(first)}"
-        known = self._pairs.setdefault(name, tuple(leaves))
-        if any(one is not other for one, other in zip(known, leaves, strict=True)):
-            raise NotAlikeError("one value of the first replica stands for different ones of another replica")
-
     def constant(self, value: Callable[[int], Any]) -> tf.Tensor:
         """Returns a constant that each replica has for itself.
 
         Args:
             value: returns a local replica's number or array.
         """
-        constants = []
+
+        def make(replica: int) -> tf.Tensor:
+            with tf.device(self._devices[0][replica]):
+                return tf.constant(value(replica))
+
         with self.graph.as_default(), tf.control_dependencies(None):
-            for r, device in enumerate(self._devices[0]):
-                with tf.device(device):
-                    constants.append(tf.constant(value(r)))
-        self._common.update(each.op.name for each in constants)
-        self._pairs[constants[0].name] = constants
-        return constants[0]
+            constant: tf.Tensor = self.make_each(make)
+        return constant
+
+    def make_each(self, make: Callable[[int], Any]) -> Any:
+        """Makes values for all replicas in place of copying their ops, and returns those of replica 0.
+
+        Args:
+            make: returns a nest of tensors for a local replica, by the same ops for each. They wait for the same ops as
+                those of replica 0, each for those of its own replica.
+        """
+        values, made = [], []
+        for r in range(self.num_replicas):
+            begin = len(self.graph.get_operations())
+            with tf.control_dependencies(None) if r else contextlib.nullcontext():
+                values.append(make(r))
+            made.append([op for op in self.graph.get_operations()[begin:] if op.type != "Placeholder"])
+        for r, own in enumerate(made):
+            self._common.update(op.name for op in own)
+            for first, op in zip(made[0], own, strict=True):
+                if r > 0 and first.control_inputs:
+                    self._waiting.append((op, first.control_inputs, r))
+        self.pairs.add(values)
+        return values[0]
 
     # ---- copies
+
+    def has_copies_of(self, op: Any) -> bool:
+        """Returns True if an op of replica 0 has been copied: changes of its inputs come too late."""
+        return op.name in self._prefixes
 
     def copy(self) -> None:
         """Ends a segment: copies the ops made since :meth:`begin` for each other replica."""
@@ -138,7 +133,8 @@ class ReplicaCopies:
         if (reason := self._obstacles.reason(nodes.values())) is not None:
             raise NotAlikeError(reason)
         names = list(nodes)
-        self._merge(nodes)
+        # Copies of the first op that computes something replace those of others.
+        self._same |= merge_common(nodes, self._are_marked_alike)
         external = self._external(nodes)
         with self.graph.as_default(), tf.control_dependencies(None), tf.device(None):
             changed = [self._change(op, r) for op in self._branching for r in range(1, self.num_replicas)]
@@ -146,13 +142,16 @@ class ReplicaCopies:
         self._prefixes |= dict.fromkeys(names, prefixes)
         for finish in changed:
             finish()
+        for op, before, r in self._waiting:
+            op._add_control_inputs([self._operation(each.name, r) for each in before])
+        self._waiting.clear()
         self._branching += [op for op in ops if op.type.endswith(_BRANCHING)]
         for op in ops:
             for output in op.outputs:
                 if has_marks(output):
                     for r in range(1, self.num_replicas):
                         copy_marks(output, self._tensor(output.name, r))
-        for first, *others in self._pairs.values():
+        for first, *others in self.pairs:
             for other in others:
                 copy_marks(first, other)
         self.begin()
@@ -177,15 +176,6 @@ class ReplicaCopies:
             handle_data_util.copy_handle_data(each, copied)
         inputs = op.inputs[len(copy.inputs) :]
         return lambda: copy._add_while_inputs([self._exchanged(each, replica) for each in inputs]) if inputs else None
-
-    def _merge(self, nodes: dict[str, Any]) -> None:
-        """Leaves out nodes that compute what an earlier one computes: copies of the earlier one replace theirs."""
-        for name, first in find_common(nodes.values()).items():
-            if are_marked_alike(*map(self.graph.get_operation_by_name, (name, first))):
-                self._same[name] = first
-                del nodes[name]
-        for node in nodes.values():
-            node.input[:] = [renamed(each, self._same) for each in node.input]
 
     def _external(self, nodes: Mapping[str, Any]) -> list[str]:
         """Returns the tensors of other ops that the nodes take, in the notation of graph definitions."""
@@ -228,6 +218,9 @@ class ReplicaCopies:
                 self.graph.get_operation_by_name(f"{prefix}{node.name}")._set_device("")
         return prefix
 
+    def _are_marked_alike(self, name: str, other: str) -> bool:
+        return are_marked_alike(*map(self.graph.get_operation_by_name, (name, other)))
+
     # ---- values
 
     def for_replica(self, value: Any, replica: int) -> Any:
@@ -243,7 +236,7 @@ class ReplicaCopies:
     def take(self, result: Any) -> Any:
         """Returns replica 0's part of a nest of per-replica values, and registers those of the others."""
         parts = [select_replica(r, result) for r in range(self.num_replicas)]
-        self.pair(parts)
+        self.pairs.add(parts)
         return parts[0]
 
     def _of_leaf(self, leaf: Any, replica: int) -> Any:
@@ -260,14 +253,11 @@ class ReplicaCopies:
 
     def _exchanged(self, tensor: Any, replica: int) -> Any:
         """Returns a replica's tensor in place of one of replica 0; a tensor that all have in common is itself."""
-        if hasattr(tensor, "numpy"):
-            pair = self._pairs.get(f"eager {id(tensor)}")
-            return tensor if pair is None else pair[replica]
-        if tensor.graph is not self.graph:
-            return tensor
-        pair = self._pairs.get(tensor.name)
+        pair = self.pairs.get(tensor) if hasattr(tensor, "numpy") or tensor.graph is self.graph else None
         if pair is not None:
             return pair[replica]
+        if hasattr(tensor, "numpy") or tensor.graph is not self.graph:
+            return tensor
         if tensor.op.name in self._prefixes:
             return self._tensor(tensor.name, replica)
         outer = self._captured(tensor.name) if tensor.op.type == "Placeholder" else None
@@ -306,9 +296,3 @@ def _drop_colocations(node: Any, nodes: Mapping[str, Any]) -> None:
             node.attr["_class"].list.s[:] = beside
         else:
             del node.attr["_class"]
-
-
-def _equal(leaves: Sequence[Any]) -> bool:
-    first = leaves[0]
-    plain = (bool, int, float, str, bytes)
-    return isinstance(first, plain) and all(type(each) is type(first) and each == first for each in leaves)

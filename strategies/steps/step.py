@@ -110,7 +110,7 @@ class Steps:
         #: The variables that each local replica has a component of.
         self.components = Components(layout.num_local)
         self._lifted: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
-        #: True if one replica may be traced for all: each of them has whole weights, and updates all of them.
+        #: True if one replica may be traced for all local ones: none of them communicates by itself.
         self.can_trace_once = False
         #: The state of the running step; replaced in :meth:`_run` and :meth:`reading_totals` only.
         self.context = StepContext()

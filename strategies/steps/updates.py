@@ -55,7 +55,7 @@ class Updates:
         local, totals = self.synchronized(gradients, targets, accumulation, fused)
         copies = self._steps.context.copies
         if copies is not None:
-            copies.pair([list(select_replica(r, local)) for r in range(self._layout.num_local)])
+            copies.pairs.add([list(select_replica(r, local)) for r in range(self._layout.num_local)])
             copies.begin()
         results = []
         for r, device in enumerate(self._layout.devices):
