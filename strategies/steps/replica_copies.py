@@ -127,8 +127,14 @@ class ReplicaCopies:
         made = self.graph.get_operations()[self._begin :]
         captured = {inner.op.name for _, inner in self.graph.captures}
         ops = [op for op in made if op.name not in self._common and op.name not in captured]
-        if not ops:
-            return
+        if ops:
+            self._copy(ops)
+        for op, before, r in self._waiting:
+            op._add_control_inputs([self._operation(each.name, r) for each in before])
+        self._waiting.clear()
+        self.begin()
+
+    def _copy(self, ops: Sequence[Any]) -> None:
         nodes = {op.name: op.node_def for op in ops}
         if (reason := self._obstacles.reason(nodes.values())) is not None:
             raise NotAlikeError(reason)
@@ -142,9 +148,6 @@ class ReplicaCopies:
         self._prefixes |= dict.fromkeys(names, prefixes)
         for finish in changed:
             finish()
-        for op, before, r in self._waiting:
-            op._add_control_inputs([self._operation(each.name, r) for each in before])
-        self._waiting.clear()
         self._branching += [op for op in ops if op.type.endswith(_BRANCHING)]
         for op in ops:
             for output in op.outputs:
@@ -154,7 +157,6 @@ class ReplicaCopies:
         for first, *others in self.pairs:
             for other in others:
                 copy_marks(first, other)
-        self.begin()
 
     def _change(self, op: Any, replica: int) -> Callable[[], None]:
         """Changes the copy of a conditional or a loop as the gradient has changed the op: it returns more values.
