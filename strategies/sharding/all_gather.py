@@ -90,31 +90,45 @@ class AllGather:
             NotAlikeError: one replica is traced for all, and does not read the weights in the graph of the step.
         """
 
-        def gathered(local: int) -> list[Any]:
-            return [None if isinstance(v, Gone) else self._whole_local(v, local) for v in variables]
-
         copies = self._steps.context.copies
         if copies is None or in_shapes_only() or tf.distribute.in_cross_replica_context():
-            return gathered(replica)
+            return self._join(variables, self._shards(variables, self._group_of(replica)), replica)
         if tf.compat.v1.get_default_graph() is not copies.graph:
             raise NotAlikeError("a function reads weights that are in shards")
-        # A copy of the ops would read other shards.
-        return list(copies.make_each(gathered))
+        # Copies of the ops would read other shards. Each is read, and sent, once all replicas need it.
+        with copies.made_for_all():
+            shards = [self._shards(variables, group) for group in range(self._groups.num_local_groups)]
+        return list(copies.make_each(lambda r: self._join(variables, shards[self._group_of(r)], r)))
 
-    def _whole_local(self, variable: ShardedVariable, replica: int) -> tf.Tensor:
-        group = next(g for g in self._local_groups if replica in g)
-        parts = []
+    def _group_of(self, replica: int) -> int:
+        return next(i for i in range(self._groups.num_local_groups) if replica in self._groups.replicas(i))
+
+    def _shards(self, variables: Sequence[ShardedVariable | Gone], group: int) -> list[list[tf.Tensor]]:
+        """Returns the flat shards of weights, each on the device that has it; none for a deleted weight."""
+        shards: list[list[tf.Tensor]] = []
         with in_process("all_gather", "data"):
-            for other in group:
-                component = variable.values[other]
-                with tf.device(component.device):
-                    parts.append(tf.reshape(component.read_value(), [-1]))
-            with tf.device(variable.values[replica].device):
-                return tf.reshape(tf.concat(parts, 0), variable.shape)
+            for variable in variables:
+                own = [] if isinstance(variable, Gone) else [variable.values[r] for r in self._groups.replicas(group)]
+                shards.append([])
+                for component in own:
+                    with tf.device(component.device):
+                        shards[-1].append(tf.reshape(component.read_value(), [-1]))
+        return shards
 
-    @property
-    def _local_groups(self) -> list[range]:
-        return [self._groups.replicas(group) for group in range(self._groups.num_local_groups)]
+    @staticmethod
+    def _join(
+        variables: Sequence[ShardedVariable | Gone], shards: Sequence[Sequence[tf.Tensor]], replica: int
+    ) -> list[tf.Tensor | None]:
+        """Returns whole weights on the device of a local replica; None for a deleted weight."""
+        whole: list[tf.Tensor | None] = []
+        with in_process("all_gather", "data"):
+            for variable, own in zip(variables, shards, strict=True):
+                if isinstance(variable, Gone):
+                    whole.append(None)
+                    continue
+                with tf.device(variable.values[replica].device):
+                    whole.append(tf.reshape(tf.concat(own, 0), variable.shape))
+        return whole
 
     def _whole_across(self, variables: Sequence[ShardedVariable | Gone], replica: int) -> list[tf.Tensor]:
         part = next(self._layout.group_of(v) for v in variables if not isinstance(v, Gone))

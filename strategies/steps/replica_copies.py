@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -67,7 +67,7 @@ class ReplicaCopies:
         self._common: set[str] = set()
         # By the name of a captured placeholder: the resources of all replicas; None if it is the same for all.
         self._resources: dict[str, Sequence[Any] | None] = {}
-        # (op of another replica, the ops of replica 0 whose copies it is to wait for, that replica).
+        # (op that is not copied, the ops of replica 0 whose copies it is to wait for, their replica).
         self._waiting: list[tuple[Any, Sequence[Any], int]] = []
         # Copied conditionals and loops.
         self._branching: list[Any] = []
@@ -94,6 +94,16 @@ class ReplicaCopies:
         with self.graph.as_default(), tf.control_dependencies(None):
             constant: tf.Tensor = self.make_each(make)
         return constant
+
+    @contextlib.contextmanager
+    def made_for_all(self) -> Iterator[None]:
+        """Context manager: ops are made once for all replicas. They wait for the same ops of every replica."""
+        begin = len(self.graph.get_operations())
+        yield
+        for op in self.graph.get_operations()[begin:]:
+            self._common.add(op.name)
+            if op.control_inputs:
+                self._waiting += [(op, op.control_inputs, r) for r in range(1, self.num_replicas)]
 
     def make_each(self, make: Callable[[int], Any]) -> Any:
         """Makes values for all replicas in place of copying their ops, and returns those of replica 0.
