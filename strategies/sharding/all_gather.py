@@ -95,9 +95,11 @@ class AllGather:
             return self._join(variables, self._shards(variables, self._group_of(replica)), replica)
         if tf.compat.v1.get_default_graph() is not copies.graph:
             raise NotAlikeError("a function reads weights that are in shards")
-        # Copies of the ops would read other shards. Each is read, and sent, once all replicas need it.
+        # Copies of the ops would read other shards. They are read, and sent, when all replicas are ready for them.
         with copies.made_for_all():
-            shards = [self._shards(variables, group) for group in range(self._groups.num_local_groups)]
+            ready = tf.no_op("ready")
+            with tf.control_dependencies(None), tf.control_dependencies([ready]):
+                shards = [self._shards(variables, group) for group in range(self._groups.num_local_groups)]
         return list(copies.make_each(lambda r: self._join(variables, shards[self._group_of(r)], r)))
 
     def _group_of(self, replica: int) -> int:

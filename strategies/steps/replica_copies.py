@@ -102,8 +102,9 @@ class ReplicaCopies:
         yield
         for op in self.graph.get_operations()[begin:]:
             self._common.add(op.name)
-            if op.control_inputs:
-                self._waiting += [(op, op.control_inputs, r) for r in range(1, self.num_replicas)]
+            before = [each for each in op.control_inputs if each.name not in self._common]
+            if before:
+                self._waiting += [(op, before, r) for r in range(1, self.num_replicas)]
 
     def make_each(self, make: Callable[[int], Any]) -> Any:
         """Makes values for all replicas in place of copying their ops, and returns those of replica 0.

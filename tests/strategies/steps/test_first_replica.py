@@ -182,8 +182,8 @@ def test_graph_is_that_of_traced_replicas(
     del models
     assert len(once) > 300
     different = [op for key, ops in once.items() if len(each[key]) < len(ops) for op in ops]
-    # The index of the first row of each replica is computed outside of the replicas.
-    assert {op.type for op in different} <= {"Const", "Identity", "AddV2"}, different
+    # The index of the first row of each replica is computed outside of the replicas. Gathers wait for one op.
+    assert {op.type for op in different} <= {"Const", "Identity", "AddV2", "NoOp"}, different
     assert not [op for key, ops in each.items() if not once[key] for op in ops]
     # What a replica computes more than once, copies compute once; ops with effects are all copied.
     fewer = [op for key, ops in each.items() if len(once[key]) < len(ops) for op in ops]
@@ -201,8 +201,10 @@ def test_graph_is_that_of_traced_replicas(
 def check_waits_of_gathers(graph: Any) -> None:
     """Checks that gathers wait until all devices have used other weights."""
     reads = [op for op in graph.get_operations() if op.type == "ReadVariableOp" and "all_gather" in op.name]
-    waits = [{each.device[-1] for each in op.control_inputs} for op in reads if op.control_inputs]
-    assert len(waits) > 40
+    ready = {before for op in reads for before in op.control_inputs}
+    assert all(len(op.control_inputs) == 1 for op in reads)
+    waits = [{before.device[-1] for before in op.control_inputs} for op in ready if op.control_inputs]
+    assert len(waits) > 10
     assert all(each == set("0123") for each in waits), waits
 
 
