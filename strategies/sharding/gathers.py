@@ -15,6 +15,7 @@ import tensorflow as tf
 from strategies._tf_internals import get_current_replica_id_as_int, pywrap_tfe
 from strategies.batches.row_kinds import Kind
 from strategies.batches.row_marks import mark
+from strategies.batches.shares import NotAlikeError
 from strategies.replica import graph_lifetimes
 from strategies.replica.deferred import in_shapes_only
 from strategies.replica.pass_context import pass_context
@@ -105,6 +106,9 @@ class WeightGathers:
             return self.all_gather([variable], replica or 0)[0]
         own = self._own(replica, context)
         placeholders = None if variable.unit.is_small or context.graph is None else pass_context().placeholders
+        if placeholders is not None and context.copies is not None:
+            # Its passes wait for gathers that are made later: in an order of their own on each replica.
+            raise NotAlikeError("weights in shards are gathered for each pass of a pipeline")
         if placeholders is not None:
             with unrecorded(), _in_graph(context.graph):
                 unshard = functools.partial(self._unshard_for_pass, own.get(variable.unit, for_passes=True), context)
