@@ -119,17 +119,6 @@ class Share:
         """
         return value(self.replica_id) if self.constant_of_replica is None else self.constant_of_replica(value)
 
-    @property
-    def own_id(self) -> int:
-        """`replica_id`, for what has to be known while the replica is traced.
-
-        Raises:
-            NotAlikeError: this replica is traced for all local ones.
-        """
-        if self.constant_of_replica is not None:
-            raise NotAlikeError("each has its own rows of a weight")
-        return self.replica_id
-
     def on_first(self, value: tf.Tensor) -> tf.Tensor:
         """Returns ``value`` on the first replica of the job, and zeros on the others."""
         is_first = self.value_on_replica(lambda replica: replica == 0)

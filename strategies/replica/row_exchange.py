@@ -93,7 +93,9 @@ class RowExchange:
         share = shares.current()
         if share is None:
             raise RuntimeError("No replica is running.")
-        return share.own_id % self.size
+        if share.constant_of_replica is not None:
+            raise shares.NotAlikeError("each has its own rows of a weight")
+        return share.replica_id % self.size
 
     def computed(self, tokens: tf.Tensor, counts: tf.Tensor, compute: Compute) -> tf.Tensor:
         """Returns the experts' outputs for tokens, whichever replicas own the experts. All replicas call it.

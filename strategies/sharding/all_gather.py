@@ -84,12 +84,11 @@ class AllGather:
         return tf.constant(shards_of(variable).numpy()) if current_driver() else variable.values[0].read_value()
 
     def _local(self, variables: Sequence[ShardedVariable | Gone], replica: int) -> list[Any]:
-        """Returns weights of which this process holds all shards.
+        """Returns whole weights; all of their shards are in this process.
 
         Raises:
             NotAlikeError: one replica is traced for all, and does not read the weights in the graph of the step.
         """
-
         copies = self._steps.context.copies
         if copies is None or in_shapes_only() or tf.distribute.in_cross_replica_context():
             return self._join(variables, self._shards(variables, self._group_of(replica)), replica)

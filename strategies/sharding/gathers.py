@@ -106,10 +106,10 @@ class WeightGathers:
             return self.all_gather([variable], replica or 0)[0]
         own = self._own(replica, context)
         placeholders = None if variable.unit.is_small or context.graph is None else pass_context().placeholders
-        if placeholders is not None and context.copies is not None:
-            # Its passes wait for gathers that are made later: in an order of their own on each replica.
-            raise NotAlikeError("weights in shards are gathered for each pass of a pipeline")
         if placeholders is not None:
+            if context.copies is not None:
+                # Shards that are read once for all replicas would wait for passes that wait for them.
+                raise NotAlikeError("weights in shards are gathered for each pass of a pipeline")
             with unrecorded(), _in_graph(context.graph):
                 unshard = functools.partial(self._unshard_for_pass, own.get(variable.unit, for_passes=True), context)
                 tensor = placeholders.get(variable, variable.unit, unshard)

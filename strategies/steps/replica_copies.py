@@ -266,10 +266,13 @@ class ReplicaCopies:
 
     def _exchanged(self, tensor: Any, replica: int) -> Any:
         """Returns a replica's tensor in place of one of replica 0; a tensor that all have in common is itself."""
-        pair = self.pairs.get(tensor) if hasattr(tensor, "numpy") or tensor.graph is self.graph else None
+        is_eager = hasattr(tensor, "numpy")
+        if not is_eager and tensor.graph is not self.graph:
+            return tensor
+        pair = self.pairs.get(tensor)
         if pair is not None:
             return pair[replica]
-        if hasattr(tensor, "numpy") or tensor.graph is not self.graph:
+        if is_eager:
             return tensor
         if tensor.op.name in self._prefixes:
             return self._tensor(tensor.name, replica)

@@ -1,4 +1,4 @@
-"""A rank with two devices: trains a model of which one replica is traced, and one of which each has to be traced."""
+"""Trains two models on two devices of each rank: one is traced once, the other for each replica."""
 
 import json
 import logging

@@ -185,7 +185,7 @@ def test_graph_is_that_of_traced_replicas(
     # The index of the first row of each replica is computed outside of the replicas. Gathers wait for one op.
     assert {op.type for op in different} <= {"Const", "Identity", "AddV2", "NoOp"}, different
     assert not [op for key, ops in each.items() if not once[key] for op in ops]
-    # What a replica computes more than once, copies compute once; ops with effects are all copied.
+    # Copies have each op without effects once, and all ops with effects.
     fewer = [op for key, ops in each.items() if len(once[key]) < len(ops) for op in ops]
     assert len(fewer) > 100
     # Shards are read once for all replicas.
