@@ -16,6 +16,8 @@ CONSTRAINTS ?=
 WORKERS ?= 2
 
 BIN := $(VENV)/bin
+# Tracing allocates millions of small objects: with jemalloc (on Debian: libjemalloc2), tests take a tenth less time.
+JEMALLOC := $(firstword $(wildcard /usr/lib/*/libjemalloc.so.2))
 # KerasHub asks for a newer Keras than the oldest that is supported: with a file of constraints it is left out.
 HUB := $(if $(CONSTRAINTS),,hub,)
 PIP_INSTALL := $(BIN)/python -m pip install $(if $(CONSTRAINTS),--constraint $(CONSTRAINTS))
@@ -60,7 +62,7 @@ recommender: $(READY_RUN) ## train a recommender with tables over two devices, o
 	$(BIN)/python examples/recommender/main.py --devices=2 $(ARGS)
 
 test: $(READY_HOROVOD) ## run the tests; the first call builds Horovod, about four minutes
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadscope $(ARGS)
+	$(if $(JEMALLOC),LD_PRELOAD=$(JEMALLOC) )$(BIN)/python -m pytest -n $(WORKERS) --dist loadscope $(ARGS)
 
 test-versions: test-oldest test-newest ## run a part of the tests with the oldest and the newest TensorFlow and Keras, half an hour
 

@@ -24,6 +24,7 @@ from strategies._keras_hooks.shapes import SYMBOLIC_ROWS, shapes_of
 from strategies._keras_hooks.undrawn import UndrawnVariable, variables_undrawn, weights_left_in_files
 from strategies._keras_hooks.watching import begin_save, note_units
 from strategies._keras_hooks.whole_updates import some_need_whole
+from strategies._keras_hooks.wrapping import not_converted
 from strategies.batches.shares import in_microbatches, split_into
 from strategies.control_plane.preemption import Saver
 from strategies.converting import TensorsByLayer, open_tensors
@@ -193,6 +194,7 @@ __all__ = [
     "may_recompute",
     "name_counters",
     "named_state",
+    "not_converted",
     "note_copy",
     "note_units",
     "num_replicas",

@@ -6,8 +6,14 @@ stay. A thousand models in one process take 10 GB, and the more objects exist, t
 takes. Under the strategies, graphs are freed with their models; the plain graphs of comparisons would stay.
 """
 
+import functools
 import gc
 import re
+from collections.abc import Callable
+from typing import Any
+from unittest import mock
+
+import keras
 
 from strategies._tf_internals import gradient_registry
 
@@ -27,7 +33,21 @@ def collect_seldom() -> None:
 
     Tracing makes millions of objects, nearly all of which live as long as their graph: looking for garbage among them
     took a fifth of the tracing time. Call it once, when everything has been imported.
+
+    Keras' layers no longer collect garbage whenever they delete a variable, either: `quantize` does so for each layer,
+    and a collection that looks at the objects of all tests before takes a third of a second.
     """
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
+    layer_class: Any = keras.layers.Layer
+    layer_class.__delattr__ = _without_collecting(layer_class.__delattr__)
+
+
+def _without_collecting(delete: Callable[[Any, str], None]) -> Callable[[Any, str], None]:
+    @functools.wraps(delete)
+    def deleted(layer: Any, name: str) -> None:
+        with mock.patch("gc.collect"):
+            delete(layer, name)
+
+    return deleted

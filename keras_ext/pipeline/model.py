@@ -288,13 +288,11 @@ class PipelineModel(keras.Model):
         Args:
             data: a batch as ``train_step`` takes it, or specs of its tensors.
         """
-        own = type(self)
-        if self._placed.crosses and (own.train_step, own.test_step) == (
-            PipelineModel.train_step,
-            PipelineModel.test_step,
-        ):
+        steps = PipelineModel.train_step, PipelineModel.test_step
+        if self._placed.crosses and (type(self).train_step, type(self).test_step) == steps:
             check_on_all_ranks(self, keras.utils.unpack_x_y_sample_weight(data), training=False)
 
+    @layer_api.not_converted
     def test_step(self, data: Any) -> Any:
         """Runs Keras' test step, with micro-batches that flow through the stages."""
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
@@ -310,6 +308,7 @@ class PipelineModel(keras.Model):
             self._forward.across(self._standardize_inputs(x), self.num_microbatches, False, outputs_to_all=False)
             return self.get_metrics_result()
 
+    @layer_api.not_converted
     def predict_step(self, data: Any) -> Any:
         """Runs Keras' predict step, with micro-batches that flow through the stages."""
         x, _, _ = keras.utils.unpack_x_y_sample_weight(data)
@@ -317,6 +316,7 @@ class PipelineModel(keras.Model):
         with self._thread.flowing(), layer_api.in_microbatches(data, sizes):
             return super().predict_step(data)
 
+    @layer_api.not_converted
     def train_step(self, data: Any) -> Any:
         """Runs a training step with the forward and backward passes of the schedule."""
         # In an eager step, arrays would not be tracked as tensors that have rows.
