@@ -317,8 +317,8 @@ class TestPrograms:
 
         model.fit(x, y, batch_size=6, epochs=4, verbose=0)
         before = num_threads()
-        # 150 steps with two sums each.
-        model.fit(x, y, batch_size=6, epochs=30, verbose=0)
+        # 60 steps with two sums each.
+        model.fit(x, y, batch_size=6, epochs=12, verbose=0)
         assert num_threads() < before + 30
 
     def test_a_learning_rate_is_a_number(self) -> None:
@@ -334,14 +334,14 @@ class TestPrograms:
         def num_lines() -> int:
             return sum(record.name == logger for record in caplog.records)
 
-        def trained(jit: bool, where: Any, *layers: keras.layers.Layer) -> tuple[Any, list[Any]]:
+        def trained(jit: bool, where: Any, *layers: keras.layers.Layer, rows: int = 7) -> tuple[Any, list[Any]]:
             keras.utils.set_random_seed(5)
             with where:
                 model = keras.Sequential([keras.Input((4,)), *layers, keras.layers.Dense(8), keras.layers.Dense(1)])
                 optimizer = keras.optimizers.Adam(0.05, gradient_accumulation_steps=2)
                 model.compile(optimizer, "mse", metrics=["mae"], jit_compile=jit)
             # The last batch has 1 row, the one before 7: rank 1 has no row in it.
-            history = model.fit(x, y, batch_size=7, epochs=2, verbose=0, shuffle=False).history
+            history = model.fit(x, y, batch_size=rows, epochs=2, verbose=0, shuffle=False).history
             return model, [*model.get_weights(), *history.values()]
 
         def outcome(jit: bool, where: Any) -> list[Any]:
@@ -354,7 +354,8 @@ class TestPrograms:
             np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-6)
         with strategy().scope():
             normalization = keras.layers.BatchNormalization(synchronized=True)
-        trained(True, strategy().scope(), normalization)
+        # Each size of a batch is compiled, which takes seconds.
+        trained(True, strategy().scope(), normalization, rows=len(x))
         assert all_ranks(num_lines()) == [1, 0]
 
     def test_a_second_strategy(self) -> None:
