@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import pathlib
 import re
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,6 +16,7 @@ import tensorflow as tf
 
 import keras_ext
 from keras_ext.pipeline.executor import MOST_CALLS_IN_LINE
+from strategies._tf_internals import tf_convert
 from tests.keras_ext.pipeline.ops_of_steps import CALLS, Node, nodes_of, nodes_run_by, profiled
 from tests.keras_ext.pipeline.test_model import normalizing
 from tests.keras_ext.tensor.harness import mesh_strategy
@@ -129,6 +131,26 @@ def test_variables_slots_and_ops_are_in_their_replica_and_stage(axes: Any, num_m
     count = collections.Counter(node.device for node in products)
     num_devices = int(np.prod(list(axes.values())))
     assert count == {f"CPU:{i}": 3 * num_microbatches * 4 // axes["pipe"] for i in range(num_devices)}
+
+
+def test_autograph_converts_the_function_of_the_program_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    autograph: Any = sys.modules[tf_convert.__module__]
+    convert, converted = autograph._convert_actual, []
+
+    def noted(entity: Any, context: Any) -> Any:
+        converted.append(f"{entity.__module__}.{entity.__qualname__}")
+        return convert(entity, context)
+
+    monkeypatch.setattr(autograph, "_convert_actual", noted)
+    model = unlike({"pipe": 2}, 2)
+    for method in (model.train_step, model.test_step, model.predict_step):
+
+        @tf.function
+        def step(x: Any, y: Any, method: Any = method) -> Any:
+            return model.distribute_strategy.run(method, args=((x, y),))
+
+        step.get_concrete_function(tf.constant(features(4, 6)), tf.constant(features(4, 8)))
+    assert {name.partition(".")[0] for name in converted} == {"tests"}
 
 
 # Nodes of functions have the same names in all replicas: a profile does not distinguish them.
