@@ -143,13 +143,13 @@ def test_autograph_converts_the_function_of_the_program_only(monkeypatch: pytest
 
     monkeypatch.setattr(autograph, "_convert_actual", noted)
     model = unlike({"pipe": 2}, 2)
-    for method in (model.train_step, model.test_step, model.predict_step):
 
-        @tf.function
-        def step(x: Any, y: Any, method: Any = method) -> Any:
-            return model.distribute_strategy.run(method, args=((x, y),))
+    @tf.function
+    def steps(*batch: Any) -> Any:
+        run = model.distribute_strategy.run
+        return [run(method, args=(batch,)) for method in (model.train_step, model.test_step, model.predict_step)]
 
-        step.get_concrete_function(tf.constant(features(4, 6)), tf.constant(features(4, 8)))
+    steps.get_concrete_function(tf.constant(features(4, 6)), tf.constant(features(4, 8)))
     assert {name.partition(".")[0] for name in converted} == {"tests"}
 
 
