@@ -21,8 +21,8 @@ def contenders(names: Sequence[str], workload: Workload) -> list[Contender]:
         kind = KINDS[name]
         run = functools.partial(_run, name, workload)
         if kind.processes:
-            own = clusters.one_core_each(num_stages)
-            found.append(Contender(kind.row, run, clusters.torch_environments(num_stages), own))
+            connected = clusters.torch_environments if kind.requires == "torch" else clusters.tensorflow_environments
+            found.append(Contender(kind.row, run, connected(num_stages), clusters.one_core_each(num_stages)))
         else:
             count = num_stages if kind.schedule else 1
             cores = tuple(dict.fromkeys(core for [core] in clusters.one_core_each(count)))
@@ -44,7 +44,7 @@ def _environment(part: str, num_devices: int) -> Environments:
 
 
 def _run(name: str, workload: Workload, report: Report) -> None:
-    if KINDS[name].processes:
+    if KINDS[name].requires == "torch":
         from pipeline import torch_training
 
         torch_training.run(name, workload, report)

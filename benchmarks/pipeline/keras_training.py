@@ -19,8 +19,8 @@ from pipeline.unrolled import Unrolled
 def run(name: str, workload: Workload, report: Report) -> None:
     """Trains until the benchmark ends; call it before TensorFlow has started in this process."""
     tf.get_logger().setLevel("ERROR")
-    cpu = tf.config.list_physical_devices("CPU")[0]
-    num_devices = max(case.num_stages for case in workload.cases) if KINDS[name].schedule else 1
+    cpu, kind = tf.config.list_physical_devices("CPU")[0], KINDS[name]
+    num_devices = max(case.num_stages for case in workload.cases) if kind.schedule and not kind.processes else 1
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * num_devices)
     make_step = functools.partial(_make_step, name, workload.part)
     if workload.part == "memory":
@@ -44,11 +44,9 @@ def _make_model(name: str, part: str, case: Case) -> Any:
         model = keras_models.make_model(part, case)
         return _compiled(Unrolled(model, case.num_microbatches) if name == "unrolled" else model, part)
     import keras_ext
-    import strategies
 
-    devices = [f"CPU:{index}" for index in range(case.num_stages)]
     stages = case.with_stages_per_device(KINDS[name].stages_per_device, shorter=part == "sleep")
-    with strategies.MirroredStrategy(devices, mesh={"pipe": case.num_stages}).scope():
+    with _strategy(KINDS[name].processes, case.num_stages).scope():
         model = keras_ext.PipelineModel(
             keras_models.make_model(part, stages),
             num_microbatches=case.num_microbatches,
@@ -56,6 +54,15 @@ def _make_model(name: str, part: str, case: Case) -> Any:
             partition=keras_models.cuts(part, stages),
         )
         return _compiled(model, part)
+
+
+@functools.cache
+def _strategy(processes: bool, num_stages: int) -> Any:
+    import strategies
+
+    if processes:
+        return strategies.MultiWorkerMirroredStrategy(mesh={"pipe": num_stages})
+    return strategies.MirroredStrategy([f"CPU:{index}" for index in range(num_stages)], mesh={"pipe": num_stages})
 
 
 def _compiled(model: Any, part: str) -> Any:

@@ -34,6 +34,8 @@ KINDS: Mapping[str, Kind] = {
     "zb_h1": Kind("PipelineModel, zb_h1", "zb_h1"),
     "zb_v": Kind("PipelineModel, zb_v", "zb_v", stages_per_device=2),
     "v_half": Kind("PipelineModel, v_half", "v_half", stages_per_device=2),
+    "1f1b_processes": Kind("PipelineModel, 1f1b, a process for each device", "1f1b", True),
+    "zb_h1_processes": Kind("PipelineModel, zb_h1, a process for each device", "zb_h1", True),
     "one_stage": Kind("PipelineModel of one stage", "1f1b"),
     "torch_gpipe": Kind("torch.distributed.pipelining, gloo, ScheduleGPipe", "gpipe", True, "torch"),
     "torch_1f1b": Kind("torch.distributed.pipelining, gloo, Schedule1F1B", "1f1b", True, "torch"),

@@ -66,7 +66,10 @@ PARTS: Mapping[str, Part] = {
         num_rounds=3,
     ),
     "dense": Part(
-        ("plain", "gpipe", "torch_gpipe", "1f1b", "torch_1f1b", "zb_h1", "zb_v", "torch_zb_v"),
+        (
+            *("plain", "gpipe", "torch_gpipe", "1f1b", "torch_1f1b", "zb_h1", "zb_v", "torch_zb_v"),
+            *("1f1b_processes", "zb_h1_processes"),
+        ),
         "ms/step",
         (
             ("gpipe", "torch_gpipe", 0.85, True),
@@ -74,8 +77,12 @@ PARTS: Mapping[str, Part] = {
             ("gpipe", "plain", None, True),
             ("1f1b", "plain", None, True),
             ("zb_h1", "1f1b", None, True),
-            ("zb_v", "1f1b", 0.97, True),
+            ("zb_v", "1f1b", None, True),
             ("zb_v", "torch_zb_v", None, True),
+            ("zb_h1_processes", "1f1b_processes", 0.97, True),
+            ("zb_h1_processes", "torch_zb_v", None, True),
+            ("1f1b_processes", "torch_1f1b", None, True),
+            ("torch_zb_v", "torch_1f1b", None, True),
         ),
         (2,),
         (8,),

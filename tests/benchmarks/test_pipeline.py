@@ -50,6 +50,13 @@ def test_torch_trains_the_same_stages() -> None:
     assert done.stdout.count("| zb_v / torch_zb_v: p=2, m=2, batch 4 |") == 1
 
 
+@pytest.mark.timeout(300)
+def test_stages_in_processes() -> None:
+    done = run(*TINY, "--part=dense", "--contender=1f1b_processes", "--contender=zb_h1_processes")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("| zb_h1_processes / 1f1b_processes: p=2, m=2, batch 4 |") == 1
+
+
 @pytest.mark.parametrize(
     "flag", ["--part=speed", "--rounds=0", "--stages=1", "--stages=9", "--batch_size=9", "--blocks=3", "sleep"]
 )
