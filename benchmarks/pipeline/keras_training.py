@@ -58,6 +58,7 @@ def _make_model(name: str, part: str, case: Case) -> Any:
 
 @functools.cache
 def _strategy(processes: bool, num_stages: int) -> Any:
+    """Returns a strategy for stages on devices of this process or in processes, the same one for all cases."""
     import strategies
 
     if processes:

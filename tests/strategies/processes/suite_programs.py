@@ -317,8 +317,8 @@ class TestPrograms:
 
         model.fit(x, y, batch_size=6, epochs=4, verbose=0)
         before = num_threads()
-        # 60 steps with two sums each.
-        model.fit(x, y, batch_size=6, epochs=12, verbose=0)
+        # 150 steps with two sums each.
+        model.fit(x, y, batch_size=6, epochs=30, verbose=0)
         assert num_threads() < before + 30
 
     def test_a_learning_rate_is_a_number(self) -> None:
