@@ -19,8 +19,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import logging
 import weakref
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -47,49 +48,10 @@ from strategies.steps.layout import ReplicaLayout
 from strategies.steps.outputs import combined
 from strategies.steps.replica_copies import ReplicaCopies
 from strategies.steps.replica_state import ReplicaWrites, agree
+from strategies.steps.row_weights import RowWeights
 from strategies.steps.waiting import Waits
 
-
-class _RowWeights:
-    """The row weights of the local replicas, one variable for each, for graphs that outlive a step.
-
-    A ``tf.function`` that replicas call is traced once and serves later steps, whose batches may be split differently.
-    It reads row weights from variables; every step sets these once one of them has been read.
-
-    Args:
-        devices: the devices of the local replicas.
-    """
-
-    def __init__(self, devices: Sequence[str]) -> None:
-        self._are_read = False
-        self._weights: list[tf.Variable] = []
-        for device in devices:
-            with tf.device(device):
-                self._weights.append(tf.Variable(0.0, trainable=False, name="row_weight"))
-
-    @property
-    def resources(self) -> dict[int, list[Any]]:
-        """The resources of the variables, by the id of the first one."""
-        handles = [variable.handle for variable in self._weights]
-        return {id(handles[0]): handles}
-
-    def set(self, step_shares: Sequence[shares.Share]) -> None:
-        """Writes the weights of a step to the variables, if any function reads them."""
-        if self._are_read:
-            self._assign(step_shares)
-
-    def read(self, step_shares: Sequence[shares.Share], replica: int, graph: tf.Graph) -> tf.Tensor:
-        """Returns a replica's weight, in a graph that outlives the step, whose own graph is `graph`."""
-        if not self._are_read:
-            self._are_read = True
-            with graph.as_default() if getattr(graph, "building_function", False) else tf.init_scope():
-                self._assign(step_shares)
-        return self._weights[replica].read_value()
-
-    def _assign(self, step_shares: Sequence[shares.Share]) -> None:
-        for variable, share in zip(self._weights, step_shares, strict=True):
-            with tf.device(variable.device):
-                variable.assign(share.weight)
+_logger = logging.getLogger(__name__)
 
 
 class Steps:
@@ -105,7 +67,7 @@ class Steps:
         self._strategy = weakref.ref(strategy)
         self._layout = layout
         self._waits = waits
-        self._row_weights = _RowWeights(layout.devices)
+        self._row_weights = RowWeights(layout.devices)
         self._writes = ReplicaWrites()
         #: The variables that each local replica has a component of.
         self.components = Components(layout.num_local)
@@ -125,18 +87,35 @@ class Steps:
 
     def _call(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not isinstance(fn, Function):
-            return self._run(fn, args, kwargs)
-        # The replicas have to be built inside the function's graph, not the function inside the replicas: two replicas
-        # cannot synchronize across two graphs. The clone keeps tf.function's arguments.
+            return self._run(fn, args, kwargs, traces_once=trainer_call().traces_once)
         lifted = self._lifted.get(fn)
         if lifted is None:
-            python_function = fn.python_function
-
-            def replicas_inside(*args: Any, **kwargs: Any) -> Any:
-                return self._run(tf_convert(python_function, control_status_ctx()), args, kwargs)
-
-            lifted = self._lifted[fn] = fn._clone(python_function=replicas_inside)
+            lifted = self._lifted[fn] = self._lift(fn, traces_once=True)
+        try:
+            return lifted(*args, **kwargs)
+        except shares.NotAlikeError as reason:
+            _logger.debug("%r: each replica is traced, as %s.", fn.name, reason)
+        # A new clone: a tf.function may create variables in its first trace only.
+        lifted = self._lifted[fn] = self._lift(fn, traces_once=False)
         return lifted(*args, **kwargs)
+
+    def _lift(self, fn: Any, *, traces_once: bool) -> Any:
+        """Returns a ``tf.function`` like ``fn`` that runs a step of ``fn``.
+
+        The replicas have to be built inside the function's graph, not the function inside the replicas: two replicas
+        cannot synchronize across two graphs. The clone keeps tf.function's arguments.
+
+        Args:
+            fn: the ``tf.function``.
+            traces_once: if True, the first local replica is traced for all; calls may raise ``NotAlikeError``.
+        """
+        python_function = fn.python_function
+
+        def replicas_inside(*args: Any, **kwargs: Any) -> Any:
+            converted = tf_convert(python_function, control_status_ctx())
+            return self._run(converted, args, kwargs, traces_once=traces_once)
+
+        return fn._clone(python_function=replicas_inside)
 
     def take_written(self, updated: Collection[Any] = ()) -> list[Any]:
         """Returns the variables that each replica wrote alone in the running step; the caller synchronizes them.
@@ -188,8 +167,15 @@ class Steps:
             self.context = outer
 
     @tf.autograph.experimental.do_not_convert
-    def _run(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Runs one step; every step goes through this method."""
+    def _run(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], *, traces_once: bool) -> Any:
+        """Runs one step; every step goes through this method.
+
+        Args:
+            fn: called by each local replica.
+            args: its positional arguments, of all local replicas.
+            kwargs: its keyword arguments.
+            traces_once: if True, the first local replica is traced for all; the caller handles ``NotAlikeError``.
+        """
         layout = self._layout
         args, local_shares = self._shared_out(args, kwargs)
         graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
@@ -199,7 +185,7 @@ class Steps:
             if any(share.has_rows is not True for share in local_shares):
                 with tf.device("CPU:0"):  # batches are on the CPU; without this scope, all would pass through GPU 0
                     args, kwargs = add_dummy_rows((args, kwargs), layout.num_local)
-            outputs = self._run_replicas(fn, args, kwargs)
+            outputs = self._run_replicas(fn, args, kwargs, traces_once=traces_once)
             agree(self._writes.list_written(self.context), local_shares, layout.process_group)
             return combined(outputs, local_shares, layout)
         finally:
@@ -229,7 +215,9 @@ class Steps:
     def _read_weight(self, replica: int, graph: tf.Graph) -> tf.Tensor:
         return self._row_weights.read(self.context.shares, replica, graph)
 
-    def _run_replicas(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _run_replicas(
+        self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], *, traces_once: bool
+    ) -> Any:
         strategy: Any = self._strategy()
         local_shares = self.context.shares
 
@@ -240,7 +228,7 @@ class Steps:
             with marking((args, kwargs), share.dependence.sizes):
                 return tf.nest.map_structure(_as_tensor, fn(*args, **kwargs))
 
-        if self._layout.num_local > 1 and self._traces_once():
+        if self._layout.num_local > 1 and traces_once and self.can_trace_once and not tf.executing_eagerly():
             arguments = [select_replica(r, (args, kwargs)) for r in range(self._layout.num_local)]
             copies = self._copies()
             try:
@@ -265,10 +253,6 @@ class Steps:
         # A single local replica needs no thread of its own: no other one in this process waits for it.
         with tf.device(self._layout.devices[0]), ReplicaContext(strategy, self._layout.first_replica):
             return replica(local_shares[0], *select_replica(0, (args, kwargs)))
-
-    def _traces_once(self) -> bool:
-        """Returns True if the first replica is traced for all local ones."""
-        return trainer_call().traces_once and not tf.executing_eagerly() and self.can_trace_once
 
     def _copies(self) -> ReplicaCopies:
         devices = [group.devices for group in self._layout.groups]

@@ -19,7 +19,6 @@ import tensorflow as tf
 import keras_ext
 import strategies
 from strategies import planning
-from strategies.steps.context import trainer_call
 from strategies.steps.step import Steps
 
 X = np.random.default_rng(3).normal(size=(22, 6)).astype("float32")
@@ -40,10 +39,10 @@ def traced(monkeypatch: pytest.MonkeyPatch) -> Traced:
     found = Traced()
     original = Steps._run_replicas
 
-    def record(steps: Steps, *args: Any) -> Any:
+    def record(steps: Steps, *args: Any, traces_once: bool) -> Any:
         if not tf.executing_eagerly():
-            found.graphs.append((tf.compat.v1.get_default_graph(), steps, trainer_call().traces_once))
-        return original(steps, *args)
+            found.graphs.append((tf.compat.v1.get_default_graph(), steps, traces_once))
+        return original(steps, *args, traces_once=traces_once)
 
     monkeypatch.setattr(Steps, "_run_replicas", record)
     return found
@@ -119,6 +118,11 @@ def model_in(
         return build()
 
 
+def trace_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes strategies trace each replica."""
+    monkeypatch.setattr(Steps, "can_trace_once", property(lambda _: False, lambda *_: None), raising=False)
+
+
 def devices(count: int) -> list[str]:
     return [f"CPU:{i}" for i in range(count)]
 
@@ -176,7 +180,7 @@ def test_graph_is_that_of_traced_replicas(
         return model
 
     models = [train()]
-    monkeypatch.setattr(Steps, "_traces_once", lambda steps: False)
+    trace_each(monkeypatch)
     models.append(train())
     (once, once_waits), (each, each_waits) = map(signatures, traced.graphs)
     del models
@@ -210,7 +214,7 @@ def check_waits_of_gathers(graph: Any) -> None:
 
 def test_random_numbers_are_those_of_traced_replicas(monkeypatch: pytest.MonkeyPatch) -> None:
     once = results(model_in(strategies.MirroredStrategy(devices(2)), dropout=0.4))
-    monkeypatch.setattr(Steps, "_traces_once", lambda steps: False)
+    trace_each(monkeypatch)
     each = results(model_in(strategies.MirroredStrategy(devices(2)), dropout=0.4))
     for one, other in zip(once, each, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-6)
@@ -261,6 +265,57 @@ def test_programs_that_differ_are_traced_for_each_replica(
     expected = "draws random numbers" if call is draws_with_tensorflow else "number of the replica"
     assert len(reasons) == 2
     assert all(expected in reason for reason in reasons)
+
+
+def loop(
+    strategy: tf.distribute.Strategy | None, model: keras.Model, call: Callable[[Any], Any], *, nested: bool
+) -> list[Any]:
+    """Trains in a loop of its own, whose replicas run a ``tf.function``; returns losses and weights."""
+
+    @tf.function
+    def replica_step(x: Any, y: Any) -> Any:
+        with tf.GradientTape() as tape:
+            losses = tf.reduce_mean((model(call(x), training=True) - y) ** 2, 1)
+            loss = tf.nn.compute_average_loss(losses, global_batch_size=8)
+        gradients = tape.gradient(loss, model.trainable_weights)
+        model.optimizer.apply_gradients(zip(gradients, model.trainable_weights, strict=True))
+        return loss
+
+    def step(x: Any, y: Any) -> Any:
+        if strategy is None:
+            return replica_step(x, y)
+        return strategy.reduce("SUM", strategy.run(replica_step, args=(x, y)), axis=None)
+
+    run = tf.function(step) if nested else step
+    batches = tf.data.Dataset.from_tensor_slices((X[:16], Y[:16])).batch(8).repeat(2)
+    if strategy is not None:
+        batches = strategy.experimental_distribute_dataset(batches)
+    return [[float(run(*batch)) for batch in batches], *model.get_weights()]
+
+
+def test_a_function_of_a_custom_loop_is_traced_once(traced: Traced) -> None:
+    strategy = strategies.MirroredStrategy(devices(4))
+    own = loop(strategy, model_in(strategy), tf.identity, nested=True)
+    # A tf.function that makes variables, such as the optimizer's, is traced twice.
+    assert [once for *_, once in traced.graphs] == [True, True]
+    for value, other in zip(own, loop(None, model_in(None), tf.identity, nested=True), strict=True):
+        np.testing.assert_allclose(value, other, rtol=1e-6, atol=1e-6)
+
+
+def test_a_function_of_a_custom_loop_whose_replicas_differ_is_traced_for_each(
+    traced: Traced, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def trained() -> list[Any]:
+        strategy = strategies.MirroredStrategy(devices(2))
+        return loop(strategy, model_in(strategy), synchronizes_late, nested=False)
+
+    with caplog.at_level(logging.DEBUG, logger="strategies"):
+        own = trained()
+    assert "'replica_step': each replica is traced, as its program asks for the number of the replica." in caplog.text
+    assert [once for *_, once in traced.graphs] == [True, False, False]
+    trace_each(monkeypatch)
+    for value, other in zip(own, trained(), strict=True):
+        np.testing.assert_array_equal(value, other)
 
 
 def test_shards_that_are_gathered_twice_around_synchronization_are_traced_for_each_replica(
