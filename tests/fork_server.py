@@ -3,6 +3,9 @@
 The imports take a process six seconds of a core, and a test run starts over a hundred. The server has run nothing in
 TensorFlow when it forks, so that a child starts its devices, threads and connections like a new process.
 
+A second server has imported this package and pytest as well, for programs that import this package in any case: other
+ones must find Keras as it is without our hooks.
+
 `tests/forked.py` replaces ``python``: it sends its arguments, environment and standard streams, and exits like the
 program. A program whose client is gone is killed, with everything that it started. The server ends with its parent
 process, whose death it notices by the end of its standard input.
@@ -29,6 +32,8 @@ from typing import NamedTuple
 
 import psutil
 
+from tests import forked
+
 #: The maximum size of a request: environments are long.
 _LIMIT = 1 << 20
 
@@ -45,14 +50,24 @@ def main(path: str) -> None:
     import keras  # noqa: F401
     import tensorflow as tf  # noqa: F401
 
+    own = path
+    if os.fork() == 0:
+        import pytest  # noqa: F401
+
+        import keras_ext  # noqa: F401
+        import strategies.horovod
+        import strategies.mirrored
+        import strategies.multi_worker_mirrored  # noqa: F401
+
+        own = path + forked.WITH_PACKAGE
     # So that garbage collection in children does not write to the pages that they share with the server.
     gc.collect()
     gc.freeze()
-    request = _served(path)
-    if request is None:
-        shutil.rmtree(Path(path).parent, ignore_errors=True)
-    else:
+    request = _served(own)
+    if request is not None:
         _run(request)
+    elif own == path:
+        shutil.rmtree(Path(path).parent, ignore_errors=True)
 
 
 def _served(path: str) -> _Request | None:

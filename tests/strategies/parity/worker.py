@@ -15,14 +15,14 @@ from pathlib import Path
 
 import tensorflow as tf
 
+import strategies
+
 
 def main(kind: str, folder: Path, names: list[str]) -> None:
     num_devices = int(os.environ.get("PARITY_LOCAL_DEVICES", "1"))
     if num_devices > 1:
         cpu = tf.config.list_physical_devices("CPU")[0]
         tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * num_devices)
-    import strategies
-
     arguments = json.loads(os.environ.get("PARITY_ARGUMENTS", "{}"))
     strategy = getattr(strategies, kind)(**arguments)
     rank = strategy.rank
