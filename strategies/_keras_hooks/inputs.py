@@ -45,22 +45,23 @@ def _epoch_iterator(
         original(iterator, distribute_strategy, **kwargs)
         return
     become(iterator, DistributedIterator)
-    reader: Any = distribute_strategy
-    if engine.num_processes > 1:
-        reader = _WithKnownLength(distribute_strategy, iterator)
-        if isinstance(kwargs.get("x"), keras.utils.PyDataset):
-            # Keras shuffles its batches by Python's generator, and its own code mostly uses numpy's.
-            agree_on_random_state(engine.process_group)
-    original(iterator, reader, **kwargs)
+    if engine.num_processes > 1 and isinstance(kwargs.get("x"), keras.utils.PyDataset):
+        # Keras shuffles its batches by Python's generator, and its own code mostly uses numpy's.
+        agree_on_random_state(engine.process_group)
+    original(iterator, _Distributing(distribute_strategy, iterator, sets_length=engine.num_processes > 1), **kwargs)
     iterator._distribute_strategy = distribute_strategy
     watching.note_batches(iterator, kwargs.get("x"))
-    if isinstance(iterator._distributed_dataset, (AgreedDataset, ComparedDataset)):
-        are_arrays = isinstance(iterator.data_adapter, ArrayDataAdapter)
-        iterator._distributed_dataset.compare_next(are_arrays=are_arrays)
+    distributed = iterator._distributed_dataset
     if _may_read_ahead(iterator, engine):
-        iterator._distributed_dataset = ReadAheadDataset(iterator._distributed_dataset, engine.layout.devices)
-    elif iterator.steps_per_execution == 1 and _is_drawn_ahead(iterator._distributed_dataset):
-        iterator._distributed_dataset = DrawnDataset(iterator._distributed_dataset)
+        distributed = engine.waits.clocked(distributed)
+        iterator._distributed_dataset = ReadAheadDataset(distributed, engine.layout.devices)
+    elif iterator.steps_per_execution == 1 and _is_drawn_ahead(distributed):
+        distributed, add_seconds = engine.waits.for_drawing(distributed)
+        iterator._distributed_dataset = DrawnDataset(distributed, add_seconds)
+    else:
+        distributed = iterator._distributed_dataset = engine.waits.clocked(distributed)
+    if isinstance(distributed, (AgreedDataset, ComparedDataset)):
+        distributed.compare_next(are_arrays=isinstance(iterator.data_adapter, ArrayDataAdapter))
 
 
 def _is_drawn_ahead(dataset: Any) -> bool:
@@ -115,8 +116,8 @@ class DistributedIterator(TFEpochIterator):
             self._num_batches = dataset.num_batches
 
 
-class _WithKnownLength:
-    """A strategy as the constructor of an epoch iterator uses it; sets the length of datasets that Keras makes.
+class _Distributing:
+    """A strategy as the constructor of an epoch iterator uses it: distributes its dataset, not measuring its elements.
 
     Keras' adapter knows the length of arrays and of a ``PyDataset``, and its dataset does not. Without the length,
     processes would have to agree at every step, and Keras would warn at the end of the last epoch.
@@ -124,17 +125,22 @@ class _WithKnownLength:
     Args:
         strategy: the strategy that distributes the dataset.
         iterator: the epoch iterator.
+        sets_length: if True, datasets that Keras makes get their length.
     """
 
-    def __init__(self, strategy: tf.distribute.Strategy, iterator: TFEpochIterator) -> None:
-        self._strategy, self._iterator = strategy, iterator
+    def __init__(self, strategy: tf.distribute.Strategy, iterator: TFEpochIterator, *, sets_length: bool) -> None:
+        self._strategy, self._iterator, self._sets_length = strategy, iterator, sets_length
 
-    def experimental_distribute_dataset(self, dataset: tf.data.Dataset) -> Any:
+    def experimental_distribute_dataset(self, dataset: Any) -> Any:
         """Returns the dataset, distributed."""
         adapter = self._iterator.data_adapter
-        if isinstance(adapter, _ADAPTERS) and adapter.num_batches is not None:
+        if self._sets_length and isinstance(adapter, _ADAPTERS) and adapter.num_batches is not None:
             dataset = dataset.apply(tf.data.experimental.assert_cardinality(adapter.num_batches))
-        return self._strategy.experimental_distribute_dataset(dataset)
+        # A program's own strategy may override the method.
+        method = type(self._strategy).experimental_distribute_dataset
+        if method is not tf.distribute.Strategy.experimental_distribute_dataset:
+            return self._strategy.experimental_distribute_dataset(dataset)
+        return self._strategy.extended.distribute(dataset)
 
 
 #: Adapters of data that is no dataset, but has a length.

@@ -6,6 +6,8 @@ run by then depends on the devices' threads: with several devices, the optimizer
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -16,10 +18,12 @@ class DrawnDataset(tf.distribute.DistributedDataset):
 
     Args:
         dataset: a ``tf.data.Dataset``.
+        add_seconds: is called with the seconds that each element took.
     """
 
-    def __init__(self, dataset: tf.data.Dataset) -> None:
+    def __init__(self, dataset: tf.data.Dataset, add_seconds: Callable[[float], None]) -> None:
         self.dataset = dataset
+        self._add_seconds = add_seconds
 
     @property
     def element_spec(self) -> Any:
@@ -31,18 +35,23 @@ class DrawnDataset(tf.distribute.DistributedDataset):
         return self.dataset.cardinality()
 
     def __iter__(self) -> DrawnIterator:
-        return DrawnIterator(self.dataset)
+        return DrawnIterator(self.dataset, self._add_seconds)
 
 
 class DrawnIterator:
     """Iterates over a :class:`DrawnDataset`."""
 
-    def __init__(self, dataset: tf.data.Dataset) -> None:
+    def __init__(self, dataset: tf.data.Dataset, add_seconds: Callable[[float], None]) -> None:
         self.element_spec = dataset.element_spec
         self._iterator = iter(dataset)
+        self._add_seconds = add_seconds
 
     def __iter__(self) -> DrawnIterator:
         return self
 
     def __next__(self) -> Any:
-        return next(self._iterator)
+        begin = time.perf_counter()
+        try:
+            return next(self._iterator)
+        finally:
+            self._add_seconds(time.perf_counter() - begin)

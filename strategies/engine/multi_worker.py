@@ -76,6 +76,10 @@ class MultiWorkerExtended(ReplicatedExtended):
         return self._layout.process_group.gather(tf.concat(local, axis) if len(local) > 1 else local[0], int(axis))
 
     def _experimental_distribute_dataset(self, dataset: Any, options: Any) -> Any:
+        return self.engine.waits.clocked(self.distribute(dataset))
+
+    def distribute(self, dataset: Any) -> Any:
+        """Returns a dataset, distributed by its policy, without the stage that measures waiting times."""
         # With other processes, there is an agreement.
         agreement = cast(Agreement, self.engine.agreement)
-        return self._clocked(sharding.distribute(dataset, agreement, self._layout.num_local))
+        return sharding.distribute(dataset, agreement, self._layout.num_local)

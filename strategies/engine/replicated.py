@@ -165,20 +165,23 @@ class ReplicatedExtended(MirroredExtended):
     def _experimental_distribute_dataset(self, dataset: Any, options: Any) -> Any:
         if options is not None or not isinstance(dataset, tf.data.Dataset):
             return super()._experimental_distribute_dataset(dataset, options)
+        return self.engine.waits.clocked(self.distribute(dataset))
+
+    def distribute(self, dataset: tf.data.Dataset) -> Any:
+        """Returns a dataset of global batches, distributed, without the stage that measures waiting times."""
         if self.engine.agreement is None:
-            return self._clocked(inputs.distribute(dataset, self._layout.num_replicas))
-        return self._clocked(sharding.distribute_whole(dataset, self.engine.agreement, self._layout.num_replicas))
+            return inputs.distribute(dataset, self._layout.num_replicas)
+        return sharding.distribute_whole(dataset, self.engine.agreement, self._layout.num_replicas)
 
     def _distribute_datasets_from_function(self, dataset_fn: Any, options: Any) -> Any:
         if self.engine.agreement is None:
             return super()._distribute_datasets_from_function(dataset_fn, options)
         dataset = dataset_fn(self._make_input_context())
         if self._layout.num_replicas == 1:
-            return self._clocked(sharding.distribute_whole(dataset, self.engine.agreement, 1))
-        return self._clocked(sharding.distribute_own(dataset, self.engine.agreement, self._layout.num_local))
-
-    def _clocked(self, dataset: Any) -> Any:
-        return dataset.apply(self.engine.waits.clocked) if hasattr(dataset, "apply") else dataset
+            distributed = sharding.distribute_whole(dataset, self.engine.agreement, 1)
+        else:
+            distributed = sharding.distribute_own(dataset, self.engine.agreement, self._layout.num_local)
+        return self.engine.waits.clocked(distributed)
 
     def _make_input_context(self) -> tf.distribute.InputContext:
         position = self._layout.process_group.rank

@@ -1,14 +1,15 @@
 """The time that a training step waits for its next batch, and for reductions that the backward pass did not hide.
 
-Ops measure both by the wall clock where the waiting happens, and add them up in variables on the CPU: Keras draws
-batches and sums gradients inside one tf.function, where Python sees neither.
+Ops measure both by the wall clock where the waiting happens, and add them up in variables on the CPU: inside of a
+tf.function, which sums gradients and may draw batches, Python sees neither. Python measures the batches that it draws
+itself.
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -107,6 +108,8 @@ class Waits:
         self.measures_communication = False
         self._num_replicas = num_replicas
         self._is_measured = False
+        # Seconds for batches that Python has drawn.
+        self._drawing = 0.0
         with tf.device("CPU:0"):
             self._input = tf.Variable(0.0, trainable=False, dtype=tf.float64, name="seconds_waited_for_input")
             self._sums = tf.Variable(0.0, trainable=False, dtype=tf.float64, name="seconds_waited_for_sums")
@@ -119,23 +122,49 @@ class Waits:
         """Returns the waiting times so far."""
         alone = self.measures_communication and self._num_replicas == 1
         communication = float(self._sums.numpy()) if self._is_measured else 0.0 if alone else None
-        return SecondsWaited(float(self._input.numpy()), communication)
+        return SecondsWaited(float(self._input.numpy()) + self._drawing, communication)
 
     # ---- input
 
-    def clocked(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
-        """Returns ``dataset`` with a last stage that measures the waiting time for each element.
+    def clocked(self, dataset: Any) -> Any:
+        """Returns a distributed dataset with a last stage that measures the waiting time for each element.
 
         The elements, their types, number and order do not change, nor does how far TensorFlow reads ahead. The stage
         itself runs when an element is requested, in the caller's thread, so there must be no prefetch after it.
+        Distributed datasets of TensorFlow are returned as they are.
         """
-        if getattr(dataset, "_clocked_by", None) is self:
+        return dataset.apply(self._with_clock) if hasattr(dataset, "apply") else dataset
+
+    def for_drawing(self, dataset: tf.data.Dataset) -> tuple[tf.data.Dataset, Callable[[float], None]]:
+        """Returns the dataset that `clocked` would measure, and a function that adds seconds that its caller measured.
+
+        An iterator of a clock takes milliseconds more to make, and each of its elements microseconds more.
+        """
+        if self._is_clocked(dataset):
+            return dataset, _ignore
+        # A `ComparedDataset` applies the function to its portions, which may have a clock.
+        inner: list[tf.data.Dataset] = []
+
+        def prefetched(dataset: tf.data.Dataset) -> tf.data.Dataset:
+            inner.append(dataset)
+            return dataset if self._is_clocked(dataset) else without_idle_autotuning(_with_prefetch(dataset))
+
+        drawn = dataset.apply(prefetched)
+        return drawn, _ignore if any(map(self._is_clocked, inner)) else self._add_drawing
+
+    def _add_drawing(self, seconds: float) -> None:
+        if not is_op_determinism_enabled():
+            self._drawing += seconds
+
+    def _is_clocked(self, dataset: tf.data.Dataset) -> bool:
+        return getattr(dataset, "_clocked_by", None) is self
+
+    def _with_clock(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
+        if self._is_clocked(dataset):
             return dataset
         # A step that failed has not recorded its end.
         self._idle_since.assign(0.0)
-        if _would_be_prefetched(dataset):
-            # TensorFlow would have appended this prefetch to the last stage. It must not append it to ours.
-            dataset = dataset.prefetch(tf.data.AUTOTUNE)
+        dataset = _with_prefetch(dataset)
 
         @tf.autograph.experimental.do_not_convert
         def now(_: tf.Tensor) -> tf.Tensor:
@@ -247,11 +276,19 @@ def _joined(ops: Sequence[tf.Operation]) -> list[tf.Operation]:
     return joined
 
 
-def _would_be_prefetched(dataset: tf.data.Dataset) -> bool:
-    """Returns True if TensorFlow would append a prefetch (``inject_prefetch``): the last stage does not read ahead."""
+def _ignore(seconds: float) -> None:
+    """Adds nothing: a clock in the dataset measures the seconds."""
+
+
+def _with_prefetch(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Returns the dataset with the prefetch that TensorFlow would append (``inject_prefetch``) to its last stage.
+
+    TensorFlow would append it to the clock, or not at all without autotuning.
+    """
     options = dataset.options()
     if options.autotune.enabled is False or options.experimental_optimization.inject_prefetch is False:
-        return False
-    while type(dataset).__name__ == "_OptionsDataset":
-        (dataset,) = dataset._inputs()
-    return type(dataset).__name__ not in _READS_AHEAD
+        return dataset
+    last = dataset
+    while type(last).__name__ == "_OptionsDataset":
+        (last,) = last._inputs()
+    return dataset if type(last).__name__ in _READS_AHEAD else dataset.prefetch(tf.data.AUTOTUNE)

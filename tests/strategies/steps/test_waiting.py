@@ -202,6 +202,18 @@ class Sleeps(keras.layers.Layer):
         return identity(x)
 
 
+def test_what_a_clock_measures_is_not_added_twice() -> None:
+    waits = Waits(1)
+    clocked = waits.clocked(not_read_ahead(slow(0.0)))
+    drawn, add_seconds = waits.for_drawing(clocked)
+    assert drawn is clocked
+    add_seconds(5.0)
+    assert waits.seconds().input < 5.0
+    _, add_seconds = waits.for_drawing(not_read_ahead(slow(0.0)))
+    add_seconds(5.0)
+    assert waits.seconds().input >= 5.0
+
+
 def test_batches_drawn_beside_a_step_are_not_waited_for() -> None:
     waits = Waits(1)
     iterator = iter(waits.clocked(not_read_ahead(slow(0.02))))
