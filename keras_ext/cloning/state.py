@@ -120,7 +120,7 @@ def copy_values(old: Sequence[Any], new: Sequence[Any]) -> None:
 
 
 def take_attributes(old: Any, new: Any) -> None:
-    """Copies to a new weight, a variable or a `SplitWeight`, all that a program can set on the old one, but its value.
+    """Copies all settings of a weight but its value to a new weight, a variable or a `SplitWeight`.
 
     The copy has the path of the old weight, and an optimizer treats both alike: one that is excluded from weight decay
     stays excluded.

@@ -179,7 +179,7 @@ def _num_own(element: Any) -> int:
 
 
 def _nothing(element: Any) -> Any:
-    """Returns ``element`` as a dummy, with one row per replica: the process has no rows in this batch."""
+    """Returns a dummy like ``element``, with one row per replica, for a process without rows in this batch."""
 
     def empty(leaf: Any) -> Any:
         if not isinstance(leaf, Portion):
