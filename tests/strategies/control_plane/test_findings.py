@@ -142,7 +142,7 @@ def test_an_error_that_all_raised_is_handled_by_all(members: list[Member], clock
     # Rank 1 may make a data set for minutes before it continues.
     assert finds_nothing(members[0], clock)
     members[1].note_failure(ValueError("another"))
-    assert waited(members[0]._required(), lambda store: "another" in store.read(keys.FAILED)[1])
+    assert waited(members[0]._required(), lambda store: "another" in store.read(keys.FAILED).get(1, ""))
     assert found(members[0], clock).startswith("Rank 1 failed with ValueError: another")
 
 

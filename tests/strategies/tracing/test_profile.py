@@ -39,10 +39,14 @@ def test_a_function_with_a_call_and_a_dataset(tmp_path: Path) -> None:
     assert [len(products), len(totals)] == [10, 10]
     assert {(each.kind, each.is_call) for each in totals} == {("Sum", False)}
     calls = sorted((each for each in found if each.kind == "PartitionedCall"), key=lambda each: each.begin)
-    for call, product in zip(calls, sorted(products, key=lambda each: each.begin), strict=True):
+    # TensorFlow records a call when the thread that has begun it continues: on a busy machine, that may be after the
+    # end of the last step, and of the profile.
+    assert len(calls) in (9, 10)
+    for call in calls:
         assert call.is_call
         assert call.name.startswith("outer_scope/")
-        assert call.begin <= product.begin <= product.end <= call.end
+        product = min((each for each in products if each.begin >= call.begin), key=lambda each: each.begin)
+        assert product.end <= call.end
     assert [each.kind for each in found if "IteratorGetNextOp" in each.name] == [INPUT] * 10
 
 
