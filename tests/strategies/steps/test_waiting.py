@@ -293,8 +293,10 @@ def test_watching_changes_no_number(mesh: dict[str, int], settings: dict[str, An
         np.testing.assert_allclose(one, other, rtol=0, atol=1e-7)
     assert strategies.seconds_waited(plain).communication is None
     waited = strategies.seconds_waited(watching).communication
+    # It is measured: without, it would be None. It is 0 where the thread that notes the last gradient runs after the
+    # threads that add gradients.
     assert waited is not None
-    assert 0 < waited < elapsed
+    assert 0 <= waited < elapsed
 
 
 def test_one_replica_waits_for_nobody() -> None:
