@@ -12,8 +12,8 @@ import pytest
 import tensorflow as tf
 
 from tests.graphs import collect_seldom, forget_gradients
-from tests.like_others import leave_out
-from tests.selecting import leave_to_parity_all
+from tests.like_others import IDS
+from tests.selecting import leave_listed_to_parity_all, leave_to_parity_all
 
 if TYPE_CHECKING:
     from tests.strategies.parity.baselines import Baselines
@@ -104,7 +104,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leaves out tests that resemble others, and puts first the tests that take one worker longest."""
-    leave_out(config, items)
+    leave_listed_to_parity_all(config, items, IDS)
     leave_to_parity_all(config, items, lambda item: item.get_closest_marker("parity_all") is not None)
     items.sort(key=lambda item: not item.nodeid.startswith(SEVERAL_PROCESSES))
 

@@ -140,9 +140,7 @@ class Waits:
 
         An iterator of a clock takes milliseconds more to make, and each of its elements microseconds more.
         """
-        if self._is_clocked(dataset):
-            return dataset, _ignore
-        # A `ComparedDataset` applies the function to its portions, which may have a clock.
+        # A `ComparedDataset` applies the function to its portions.
         inner: list[tf.data.Dataset] = []
 
         def prefetched(dataset: tf.data.Dataset) -> tf.data.Dataset:

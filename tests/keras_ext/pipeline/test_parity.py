@@ -85,6 +85,7 @@ SELDOM = {case.name for case in SECTIONS["Optimizers"] if not any(each in case.n
     # Contained in other cases.
     "Adam, global_clipnorm",
     "Adam, EMA with overwrite",
+    "LossScaleOptimizer, gradients left in accumulation",
     "SGD, gradients left in accumulation",
     "float8, int8 with LoRA, int4",
     "float8, int8 with LoRA, int4, gradient_accumulation_steps, global_clipnorm",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import pathlib
 import re
-import subprocess
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -21,7 +20,7 @@ from strategies._tf_internals import tf_convert
 from tests.keras_ext.pipeline.ops_of_steps import CALLS, Node, nodes_of
 from tests.keras_ext.pipeline.test_model import normalizing
 from tests.keras_ext.tensor.harness import mesh_strategy
-from tests.processes import ROOT, python
+from tests.processes import Programs, python
 from tests.strategies.parity.harness import features, labels, vectors
 
 L = keras.layers
@@ -162,7 +161,5 @@ PROFILED = [name for name in CASES if not ("functions" in name and "data" in nam
 def test_by_a_profile_each_op_ran_on_the_device_of_its_stage(case: str, tmp_path: pathlib.Path) -> None:
     # In a process of its own: a profile contains each program that XLA has compiled since the process started.
     program = pathlib.Path(__file__).with_name("placement_by_profile.py")
-    done = subprocess.run(
-        python(str(program), case, str(tmp_path)), cwd=ROOT, capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr
+    with Programs(tmp_path, [python(str(program), case, str(tmp_path / "profile"))]) as programs:
+        assert programs.wait(250) == [0], programs.output()

@@ -86,6 +86,8 @@ _LIKE_OTHERS = {
     "losses averaged by hand in train_step, run_eagerly",
     "overridden compute_loss, custom train_step",
     "jit_compile='auto'",
+    # test_compiled_steps compares such steps.
+    "jit_compile=True, global_clipnorm, validation_data",
     "jit_compile=True, Conv2D, gradient_accumulation_steps",
     "jit_compile=True, BatchNormalization(synchronized=True)",
     "mixed_bfloat16",

@@ -135,8 +135,9 @@ SELDOM = (
 #: Cases of `SHARDINGS` that run with `--parity-all` only. Files of whole weights are saved and opened on groups, over
 #: Horovod, and by `test_files_go_on_with_another_number_of_owners_or_none`. Between processes, the forms of batches are
 #: those of the same world without shards; several gradients a step are sharded in one process. The surface's sample has
-#: float8 in stages.
+#: float8 in stages. The case on groups has averages, too.
 LIKE_OTHERS = {
+    "Mirrored, 3 devices: Adam, EMA with overwrite",
     "Mirrored, 3 devices: whole weights saved, loaded, gone on",
     "Mirrored, 3 devices, weights: whole weights saved, loaded, gone on",
     "Mirrored, 4 devices, data=2,pipe=2, weights: float8 in parts",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -11,43 +10,16 @@ import tensorflow as tf
 from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
 from strategies.tracing import profile
-from strategies.tracing.events import INPUT, Operation
+from strategies.tracing.events import Operation
+from tests.processes import Programs, python
 
 
 def test_a_function_with_a_call_and_a_dataset(tmp_path: Path) -> None:
-    @tf.function(experimental_attributes={"_noinline": True})
-    def inner(x: tf.Tensor) -> tf.Tensor:
-        return tf.matmul(x, x, name="inner_product")
-
-    @tf.function
-    def outer(iterator: tf.data.Iterator) -> tf.Tensor:
-        with tf.name_scope("outer_scope"):
-            return tf.reduce_sum(inner(next(iterator)), name="total")
-
-    iterator = iter(tf.data.Dataset.from_tensors(tf.ones([64, 64])).repeat())
-    outer(iterator)
-    began = time.time_ns()
-    tf.profiler.experimental.start(str(tmp_path))
-    for _ in range(10):
-        outer(iterator)
-    tf.profiler.experimental.stop()
-    ended = time.time_ns()
-    found = profile.read(tmp_path)
-    assert all(began <= each.begin <= each.end <= ended for each in found)
-    products = [each for each in found if each.name == "inner_product"]
-    totals = [each for each in found if each.name == "outer_scope/total"]
-    assert [len(products), len(totals)] == [10, 10]
-    assert {(each.kind, each.is_call) for each in totals} == {("Sum", False)}
-    calls = sorted((each for each in found if each.kind == "PartitionedCall"), key=lambda each: each.begin)
-    # TensorFlow records a call when the thread that has begun it continues: on a busy machine, that may be after the
-    # end of the last step, and of the profile.
-    assert len(calls) in (9, 10)
-    for call in calls:
-        assert call.is_call
-        assert call.name.startswith("outer_scope/")
-        product = min((each for each in products if each.begin >= call.begin), key=lambda each: each.begin)
-        assert product.end <= call.end
-    assert [each.kind for each in found if "IteratorGetNextOp" in each.name] == [INPUT] * 10
+    # A call is recorded when the thread that has begun it continues. If it is the only thread, that is before the step
+    # ends, and with it the profile.
+    command = python(str(Path(__file__).with_name("profiled_calls.py")), str(tmp_path / "profile"))
+    with Programs(tmp_path, [command], [{"TF_NUM_INTEROP_THREADS": "1"}]) as programs:
+        assert programs.wait(250) == [0], programs.output()
 
 
 def test_a_call_whose_end_is_not_recorded(tmp_path: Path) -> None:
