@@ -427,12 +427,13 @@ ROOMS = (
         ),
         public_only=True,
     ),
-    # It switches off what users cannot, to measure what it costs.
+    # They switch off what users cannot, and time what is TensorFlow's own, to measure what each part costs.
     Room(
-        "switches of a benchmark",
+        "switches of benchmarks",
         4,
-        ("benchmarks.mirrored.switches",),
-        rooms=("batches", "collectives"),
+        ("benchmarks.mirrored.switches", "benchmarks.first_step.function_calls"),
+        ("tensorflow",),
+        ("internals", "batches", "collectives"),
     ),
     # Benchmarks also run the libraries that they compare with.
     Room(
@@ -440,7 +441,7 @@ ROOMS = (
         5,
         ("benchmarks",),
         (*PROGRAM_PACKAGES, "horovod", "torch"),
-        ("benchmarks", "switches of a benchmark"),
+        ("benchmarks", "switches of benchmarks"),
         public_only=True,
     ),
     Room("programs", 5, ("examples",), PROGRAM_PACKAGES, ("programs",), public_only=True),

@@ -15,6 +15,7 @@ from harness.workers import Report
 
 import keras_ext
 import strategies
+from first_step.function_calls import longest_call
 
 _VOCABULARY, _LENGTH, _WIDTH = 64, 16, 32
 _NUM_ROWS = 16
@@ -32,7 +33,8 @@ def run(
     """Trains one step of a new model per turn until the benchmark ends.
 
     Args:
-        name: "plain", "ours" or "stock".
+        name: "plain", "ours" or "stock"; "graph" is ours without Python and without TensorFlow's graph optimizer: what
+            remains is to place, partition and instantiate the graph, and to run it once.
         model: a name in `contenders.MODELS`.
         num_blocks: the number of blocks of the GPT.
         num_devices: the number of logical CPU devices.
@@ -55,6 +57,8 @@ def run(
         if of_memory:
             before, highest = memory.peak(first_step)
             report((highest - before) / 2**20)
+        elif name == "graph":
+            report(longest_call(first_step))
         else:
             start = time.perf_counter()
             first_step()
@@ -72,7 +76,7 @@ def _rows(model: str) -> tuple[np.ndarray, np.ndarray]:
 def _compiled(name: str, model: str, num_blocks: int, num_devices: int, axes: Mapping[str, int] | None) -> keras.Model:
     devices = [f"CPU:{index}" for index in range(num_devices)]
     strategy: tf.distribute.Strategy | None = None
-    if name == "ours":
+    if name in ("ours", "graph"):
         strategy = strategies.MirroredStrategy(devices, mesh=axes)
     elif name == "stock":
         strategy = tf.distribute.MirroredStrategy(devices)

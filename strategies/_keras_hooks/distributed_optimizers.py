@@ -217,7 +217,8 @@ class DistributedOptimizer(WholeSlots):
         use = decay_rule(self, super()._use_weight_decay)
         whole = weight.variable if isinstance(weight, WeightSlice) else weight
         name = decay_name(self, whole, variable_name(weight))
-        return all(use(_Asked(key, name)) for key in keys_of(weight))
+        # Keras looks a variable up by its id and its name only.
+        return all(use(types.SimpleNamespace(_unique_id=key, name=name)) for key in keys_of(weight))
 
     def _backend_update_step(self, grads: Any, trainable_variables: Any, learning_rate: Any) -> None:
         if self._distributed_update is not None:
@@ -309,18 +310,6 @@ class DistributedLossScale(_ReducesFirst, keras.optimizers.LossScaleOptimizer, D
         """Returns True if the gradients of all processes are finite."""
         update, check = self._update_here(), super().check_finite
         return check(grads) if update is None else are_finite(update.engine, check, grads)
-
-
-class _Asked:
-    """An id and a name that represent a variable where an optimizer looks up weight decay.
-
-    Args:
-        key: the id.
-        name: the name by which Keras decides (`keras_versions.decay_name`).
-    """
-
-    def __init__(self, key: str, name: str) -> None:
-        self._unique_id, self.name = key, name
 
 
 #: By class of Keras, the class whose methods come before those of that class; the first that applies is taken.

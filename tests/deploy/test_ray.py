@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.deploy.runs import Run, assert_equal, python_with
-from tests.processes import ROOT
+from tests.processes import ROOT, Programs, cluster_environments, python
 
 pytestmark = pytest.mark.timeout(900)
 EPOCHS = 8
@@ -38,10 +38,10 @@ def run(folder: Path, ray_folder: str) -> Run:
     return Run(folder, command, environment)
 
 
-def result(job: Run) -> dict[str, float]:
+def result(log: str) -> dict[str, float]:
     """Returns the last logs, which rank 0 prints; Ray writes the name of the worker before it."""
     # A set: Ray shows what a worker prints up to twice.
-    [line] = {line.partition(" result ")[2] for line in job.log.splitlines() if " result accuracy=" in line}
+    [line] = {line.partition("result ")[2] for line in log.splitlines() if "result accuracy=" in line}
     return {name: float(value) for name, value in (word.split("=") for word in line.split())}
 
 
@@ -60,28 +60,33 @@ def ray_folder() -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
-    """Returns the last logs of a run that was not interrupted."""
-    with (
-        tempfile.TemporaryDirectory(prefix="ray") as ray_folder,
-        run(tmp_path_factory.mktemp("uninterrupted"), ray_folder) as job,
-    ):
+    """Returns the last logs of two workers that Ray has not started and nobody interrupts."""
+    folder = tmp_path_factory.mktemp("uninterrupted")
+    # Ray gives each worker one thread.
+    environments = [{"OMP_NUM_THREADS": "1", "KERAS_HOME": str(folder / "keras"), **e} for e in cluster_environments(2)]
+    command = python(str(Path(__file__).with_name("without_ray.py")), str(EPOCHS), str(folder / "run"))
+    with Programs(folder, [command] * 2, environments) as programs:
+        assert programs.wait(300) == [0, 0], programs.output()
+        return result(programs.output())
+
+
+@pytest.mark.parity_all
+def test_workers_train(uninterrupted: dict[str, float], tmp_path: Path, ray_folder: str) -> None:
+    with run(tmp_path, ray_folder) as job:
         assert job.wait_for_end() == 0, job.log[-8000:]
-    return result(job)
-
-
-def test_workers_train(uninterrupted: dict[str, float]) -> None:
-    assert uninterrupted.keys() == {"accuracy", "loss", "val_accuracy", "val_loss"}
-    assert uninterrupted["val_accuracy"] > 0.9
+    assert_equal([result(job.log)], [uninterrupted])
 
 
 def test_a_killed_worker_ends_the_others_and_new_ones_continue(
     uninterrupted: dict[str, float], tmp_path: Path, ray_folder: str
 ) -> None:
+    assert uninterrupted.keys() == {"accuracy", "loss", "val_accuracy", "val_loss"}
+    assert uninterrupted["val_accuracy"] > 0.9
     with run(tmp_path, ray_folder) as job:
         job.wait_for("epoch 3", lambda: "Epoch 3/" in job.log)
         os.kill(dict(processes(job))[1], signal.SIGKILL)
         seconds = job.wait_for("new workers", lambda: len(processes(job)) == 4)
         print(f"{seconds:.1f} s from the kill until new workers train")
         assert job.wait_for_end() == 0, job.log[-8000:]
-    assert_equal([result(job)], [uninterrupted])
+    assert_equal([result(job.log)], [uninterrupted])
     assert re.search(r"rank 0: process \d+ starts in epoch [23], step", job.log)
