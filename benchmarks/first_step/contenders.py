@@ -18,7 +18,7 @@ _MESHES: Mapping[str, Mapping[str, int]] = {"pipe=4": {"pipe": 4}, "tensor=4": {
 
 def ours(num_devices: int) -> str:
     """Returns the row of our strategy."""
-    return f"strategies.MirroredStrategy, {num_devices} device{'s' * (num_devices > 1)}"
+    return f"strategies.MirroredStrategy, {_counted(num_devices)}"
 
 
 def ours_on_mesh(mesh: str) -> str:
@@ -33,7 +33,7 @@ def stock(num_devices: int) -> str:
 
 def graph(num_devices: int) -> str:
     """Returns the row of the seconds that TensorFlow alone takes for the graph of our strategy."""
-    return f"the traced graph of {num_devices} device{'s' * (num_devices > 1)}, run once and not optimized"
+    return f"the traced graph of {_counted(num_devices)}, run once and not optimized"
 
 
 def contenders(model: str, num_blocks: int, device_counts: Sequence[int], *, of_memory: bool) -> list[Contender]:
@@ -63,7 +63,7 @@ def comparisons(model: str, device_counts: Sequence[int], *, of_memory: bool) ->
         if _JUDGED in device_counts:
             # With the Python of one device, this is a bound from below for the comparison above.
             for count in (1, _JUDGED):
-                name = f"the graph of {count} device{'s' * (count > 1)} alone / ours on 1 device"
+                name = f"the graph of {_counted(count)} alone / ours on 1 device"
                 found.append(Comparison(name, graph(count), ours(1)))
     elif few < many:
         name = f"ours, {many} devices / {few} devices"
@@ -74,6 +74,10 @@ def comparisons(model: str, device_counts: Sequence[int], *, of_memory: bool) ->
         found.append(Comparison(name, ours(count), stock(count), target, at_most=True))
     found += [Comparison(f"ours, {mesh} / 1 device", ours_on_mesh(mesh), ours(1)) for mesh in _meshes(model)]
     return found
+
+
+def _counted(num_devices: int) -> str:
+    return f"{num_devices} device{'s' * (num_devices > 1)}"
 
 
 def _meshes(model: str) -> list[str]:

@@ -15,14 +15,16 @@ run = functools.partial(run_benchmark, "first_step")
     ("flags", "ratios", "num_contenders"),
     [
         (
-            ["--devices=8"],
+            ["--devices=2", "--devices=8"],
             [
+                "ours, 2 devices / 1 device",
                 "ours, 8 devices / 1 device",
                 "the graph of 1 device alone / ours on 1 device",
                 "the graph of 8 devices alone / ours on 1 device",
+                "ours / TensorFlow's, 2 devices",
                 "ours / TensorFlow's, 8 devices",
             ],
-            8,
+            10,
         ),
         (["--devices=2", "--memory"], ["ours / TensorFlow's, 2 devices"], 6),
     ],

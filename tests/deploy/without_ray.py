@@ -1,27 +1,39 @@
-"""A worker of `deploy/ray/mnist_ray.py`, without Ray: `python tests/deploy/without_ray.py EPOCHS RUN_DIR`."""
+"""A worker of `deploy/ray/mnist_ray.py` that Ray has not started: `python tests/deploy/without_ray.py [its flags]`.
+
+TF_CONFIG has the addresses of the workers, as Ray writes them.
+"""
 
 from __future__ import annotations
 
 import runpy
 import sys
-import types
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 PROGRAM = Path(__file__).resolve().parents[2] / "deploy" / "ray" / "mnist_ray.py"
 
 
-def main() -> None:
-    """Trains; rank 0 prints the last logs. TF_CONFIG has the addresses, as Ray writes them."""
-    names = ("ray", "ray.train", "ray.train.tensorflow")
-    ray, train, tensorflow = modules = [types.ModuleType(name) for name in names]
-    sys.modules.update(zip(names, modules, strict=True))
-    vars(ray)["train"], vars(train)["tensorflow"] = train, tensorflow
-    vars(train)["report"] = lambda logs: None
-    vars(tensorflow)["TensorflowTrainer"] = None
-    config: dict[str, Any] = {"epochs": int(sys.argv[1]), "run_dir": sys.argv[2], "batch_size": 64, "data_dir": None}
-    runpy.run_path(str(PROGRAM))["train_on_worker"](config)
+class Trainer:
+    """Calls the function of a worker in this process.
+
+    Args:
+        function: the function.
+        train_loop_config: its argument.
+        options: where and how Ray would start workers.
+    """
+
+    def __init__(self, function: Callable[[Any], None], train_loop_config: Any, **options: Any) -> None:
+        self._function, self._config = function, train_loop_config
+
+    def fit(self) -> None:
+        """Trains."""
+        self._function(self._config)
 
 
 if __name__ == "__main__":
-    main()
+    ray = mock.MagicMock()
+    ray.train.tensorflow.TensorflowTrainer = Trainer
+    sys.modules.update({"ray": ray, "ray.train": ray.train, "ray.train.tensorflow": ray.train.tensorflow})
+    runpy.run_path(str(PROGRAM), run_name="__main__")
