@@ -19,6 +19,9 @@ from tensorflow.python import pywrap_tfe
 from tensorflow.python.autograph.core.ag_ctx import control_status_ctx
 from tensorflow.python.autograph.impl.api import tf_convert
 
+# Adds nodes to a graph: the public importer takes twice as long (`steps/graph_import`).
+from tensorflow.python.client import pywrap_tf_session as c_api
+
 # The dataset of `tf.data.experimental.assert_cardinality`: one of the steps of a pipeline, see below.
 from tensorflow.python.data.experimental.ops.cardinality import _AssertCardinalityDataset as AssertCardinalityDataset
 
@@ -98,10 +101,12 @@ from tensorflow.python.eager import tape as gradient_tape
 from tensorflow.python.eager.def_function import Function
 from tensorflow.python.eager.polymorphic_function import atomic_function
 
+# `auto_control_deps` finds the resources of operations, see `_keras_hooks/control_dependencies`, and `c_api_util` has the
+# options of `c_api`.
 # `op_callbacks` are called for each operation that runs eagerly: nothing else shows how an eager tensor was made.
 # `random_seed` has the global seed that TensorFlow assumes beside an operation's own where a program sets none, and the
 # numbers from which it makes seeds of operations in graphs that have none of their own.
-from tensorflow.python.framework import op_callbacks, random_seed
+from tensorflow.python.framework import auto_control_deps, c_api_util, op_callbacks, random_seed
 
 # Finds by its type whether an operation keeps state: a graph's function library has only the types of operations.
 from tensorflow.python.framework import op_def_registry as op_definitions
@@ -158,6 +163,9 @@ __all__ = [
     "UninitializedVariable",
     "UpdateContext",
     "atomic_function",
+    "auto_control_deps",
+    "c_api",
+    "c_api_util",
     "call_for_each_replica",
     "control_status_ctx",
     "coordination_config",

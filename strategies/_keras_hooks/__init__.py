@@ -17,6 +17,7 @@ from strategies._keras_hooks import (
     all_reduces,
     backend_functions,
     callbacks,
+    control_dependencies,
     distributed_models,
     distributed_optimizers,
     files,
@@ -48,6 +49,7 @@ def install() -> None:
     all_reduces.install()
     backend_functions.install()
     callbacks.install()
+    control_dependencies.install()
     distributed_models.install()
     distributed_optimizers.install()
     files.install()

@@ -24,6 +24,7 @@ import keras
 from strategies._keras_hooks import compiled_steps, files, generation, losses, state_trees, train_steps, trainer
 from strategies._keras_hooks.addresses import TensorFlowTrainer
 from strategies._keras_hooks.subclasses import become, reduced, subclass
+from strategies._keras_hooks.trainer_calls import traced_by_caller
 from strategies._keras_hooks.wrapping import not_converted, wrap
 from strategies.engine.engine import engine_of
 
@@ -91,6 +92,10 @@ class DistributedModel(keras.Model):
 
     def _make_function(self, step_function: Callable[[Any], Any]) -> Callable[[Any], Any]:
         return trainer.make_function(super()._make_function, self, step_function)
+
+    def _autoconvert_optionals(self, step_func: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        # XLA compiles functions, each by itself.
+        return super()._autoconvert_optionals(step_func if self.jit_compile else traced_by_caller(step_func))
 
     @not_converted
     def train_step(self, data: Any) -> Any:

@@ -16,13 +16,14 @@ import tensorflow as tf
 from strategies._keras_hooks import split_batches
 from strategies._keras_hooks.counting import Counters
 from strategies._keras_hooks.keras_versions import DRAWS_IN_STEP
+from strategies._tf_internals import Function
 from strategies.batches import shares
 from strategies.batches.agreed_dataset import AgreedIterator
 from strategies.batches.drawn_dataset import DrawnIterator
 from strategies.batches.prefetch import ReadAheadIterator
 from strategies.batches.shares import NotAlikeError
 from strategies.engine.engine import engine_of
-from strategies.steps.context import TrainerCall, called_by_trainer
+from strategies.steps.context import TrainerCall, called_by_trainer, trainer_call
 from strategies.steps.graph_optimization import optimized_once
 
 _logger = logging.getLogger(__name__)
@@ -113,6 +114,22 @@ def as_trainer_call(
         return outputs
 
     return call
+
+
+def traced_by_caller(step: Step) -> Step:
+    """Returns a ``tf.function`` of one step that belongs to the graph that calls it, if that graph holds one step.
+
+    It need not be traced as a function of its own, called with all variables, and copied into the caller by TensorFlow.
+    """
+    if not isinstance(step, Function):
+        return step
+
+    @functools.wraps(step.python_function)
+    def run(data: Any) -> Any:
+        in_caller = tf.inside_function() and not trainer_call().draws_batches
+        return step.python_function(data) if in_caller else step(data)
+
+    return run
 
 
 def _counts_the_end(model: keras.Model) -> bool:

@@ -78,6 +78,11 @@ def called_by_trainer(call: TrainerCall) -> Iterator[None]:
         _trainer.reset(token)
 
 
+def is_called_by_trainer() -> bool:
+    """Returns True in a call of Keras' trainer."""
+    return _trainer.get() is not None
+
+
 def trainer_call() -> TrainerCall:
     """Returns the trainer call that runs the step; the defaults of `TrainerCall` in a custom loop."""
     return _trainer.get() or TrainerCall()

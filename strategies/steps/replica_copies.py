@@ -32,8 +32,10 @@ from strategies._tf_internals import handle_data_util, regroup, select_replica
 from strategies.batches.shares import NotAlikeError
 from strategies.steps.common_ops import merge_common
 from strategies.steps.copied_marks import are_marked_alike, copy_marks, has_marks
+from strategies.steps.copied_nodes import NodesToCopy, nodes_to_copy
 from strategies.steps.copy_obstacles import Obstacles
 from strategies.steps.function_copies import FunctionCopies
+from strategies.steps.graph_import import import_nodes
 from strategies.steps.replica_pairs import Pairs
 
 #: The ends of the types of ops that their gradient changes.
@@ -152,10 +154,10 @@ class ReplicaCopies:
         names = list(nodes)
         # Copies of the first op that computes something replace those of others.
         self._same |= merge_common(nodes, self._are_marked_alike)
-        external = self._external(nodes)
+        segment = nodes_to_copy(nodes, self.graph.graph_def_versions)
         with self.graph.as_default(), tf.control_dependencies(None), tf.device(None):
             changed = [self._change(op, r) for op in self._branching for r in range(1, self.num_replicas)]
-            prefixes = ["", *(self._import(nodes, external, r) for r in range(1, self.num_replicas))]
+            prefixes = ["", *(self._import(segment, r) for r in range(1, self.num_replicas))]
         self._prefixes |= dict.fromkeys(names, prefixes)
         for finish in changed:
             finish()
@@ -179,6 +181,8 @@ class ReplicaCopies:
         added = op.outputs[len(copy.outputs) :]
         if not added:
             return lambda: None
+        # TensorFlow reads as many inputs as the attributes say: these are read before the attributes change.
+        inputs = op.inputs[len(copy.inputs) :]
         node, before = op.node_def, copy.node_def
         self._functions.let_call(node, replica)
         for name, value in node.attr.items():
@@ -187,48 +191,23 @@ class ReplicaCopies:
         copy._add_outputs([each.dtype for each in added], [each.shape for each in added])
         for each, copied in zip(added, copy.outputs[-len(added) :], strict=True):
             handle_data_util.copy_handle_data(each, copied)
-        inputs = op.inputs[len(copy.inputs) :]
         return lambda: copy._add_while_inputs([self._exchanged(each, replica) for each in inputs]) if inputs else None
 
-    def _external(self, nodes: Mapping[str, Any]) -> list[str]:
-        """Returns the tensors of other ops that the nodes take, in the notation of graph definitions."""
-        found: dict[str, None] = {}
-        for node in nodes.values():
-            for each in node.input:
-                if not each.startswith("^") and each.partition(":")[0] not in nodes:
-                    found[each] = None
-        return list(found)
-
-    def _import(self, nodes: Mapping[str, Any], external: Sequence[str], replica: int) -> str:
-        """Imports the nodes for a replica, and returns the prefix of the imported ops' names."""
-        part = tf.compat.v1.GraphDef(versions=self.graph.graph_def_versions)
-        # Importers take no control edges from ops without outputs.
-        edges: dict[str, list[str]] = {}
-        for node in nodes.values():
-            copied = part.node.add()
-            copied.CopyFrom(node)
-            # Ops on the replica's own device get it from the scope below, which is faster than one scope for each.
-            copied.device = "" if node.device == self._devices[0][0] else self._device(node.device, replica)
-            _drop_colocations(copied, nodes)
-            outside = [each for each in node.input if each.startswith("^") and each[1:] not in nodes]
-            for each in outside:
-                copied.input.remove(each)
-                edges.setdefault(node.name, []).append(each[1:])
-            self._functions.let_call(copied, replica)
-        inputs = {}
-        for each in external:
-            name = each if ":" in each else f"{each}:0"
-            inputs[each] = self._exchanged(self.graph.get_tensor_by_name(name), replica)
-        first, own = next(iter(nodes)), self._devices[0][replica]
-        with tf.device(own):
-            [imported] = tf.graph_util.import_graph_def(part, inputs, [first], name=f"replica_{replica}")
-        prefix = str(imported.name).removesuffix(first)
-        for after, before in edges.items():
-            op = self.graph.get_operation_by_name(f"{prefix}{after}")
+    def _import(self, segment: NodesToCopy, replica: int) -> str:
+        """Imports nodes for a replica, and returns the prefix of the imported ops' names."""
+        part = tf.compat.v1.GraphDef()
+        part.CopyFrom(segment.graph_def)
+        for node in part.node:
+            node.device = self._device(node.device, replica)
+        for index in segment.calling:
+            self._functions.let_call(part.node[index], replica)
+        inputs = {
+            name: self._exchanged(self.graph.get_tensor_by_name(name), replica) for name in segment.outside_tensors
+        }
+        prefix = import_nodes(self.graph, part, inputs, f"replica_{replica}")
+        for name, before in segment.outside_ops.items():
+            op = self.graph.get_operation_by_name(f"{prefix}{name}")
             op._add_control_inputs([self._operation(each, replica) for each in before])
-        for node in nodes.values():
-            if not node.device:
-                self.graph.get_operation_by_name(f"{prefix}{node.name}")._set_device("")
         return prefix
 
     def _are_marked_alike(self, name: str, other: str) -> bool:
@@ -302,13 +281,3 @@ class ReplicaCopies:
             if name == group[0]:
                 return group[replica]
         return name
-
-
-def _drop_colocations(node: Any, nodes: Mapping[str, Any]) -> None:
-    """Removes the wish to be beside ops that are not copied: all ops have devices."""
-    if "_class" in node.attr:
-        beside = [each for each in node.attr["_class"].list.s if each.decode().removeprefix("loc:@") in nodes]
-        if beside:
-            node.attr["_class"].list.s[:] = beside
-        else:
-            del node.attr["_class"]

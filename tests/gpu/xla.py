@@ -38,10 +38,12 @@ def _definitions(function: Any) -> Iterator[Any]:
 
 
 def _traced(function: Any, seen: set[int]) -> Iterator[Any]:
-    """Yields the `tf.function`s among a function and its closures."""
+    """Yields the `tf.function`s among a function and its closures, also in lists."""
     if id(function) in seen:
         return
     seen.add(id(function))
+    for each in function if isinstance(function, (list, tuple)) else ():
+        yield from _traced(each, seen)
     if isinstance(function, tf.types.experimental.PolymorphicFunction):
         yield function
         yield from _traced(function.python_function, seen)

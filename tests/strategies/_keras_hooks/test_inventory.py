@@ -206,6 +206,7 @@ def _objects() -> dict[str, Any]:
         "random seeds": _tf_internals.random_seed,
         "graph": graph,
         "operation": graph.get_operations()[0],
+        "tensor of a graph": graph.get_operations()[0].outputs[0],
         "random numbers": tf_random,
         "saving": saving_lib,
         "store of weights": saving_lib.H5IOStore(io.BytesIO(), mode="w"),

@@ -89,7 +89,7 @@ def steps_are_traced_only() -> Iterator[list[Any]]:
 
 
 def steps_of(function: Any) -> list[Any]:
-    """Returns the traces of a train, test or predict function of Keras, the largest graph first."""
+    """Returns the traces of a model's train, test or predict function, the largest graph first."""
     seen: list[Any] = []
     pending = [function]
     found = []
@@ -100,6 +100,8 @@ def steps_of(function: Any) -> list[Any]:
         seen.append(each)
         if hasattr(each, "_list_all_concrete_functions"):
             found += each._list_all_concrete_functions()
+        elif isinstance(each, (list, tuple)):
+            pending += each
         else:
             pending += [cell.cell_contents for cell in getattr(each, "__closure__", None) or ()]
     return sorted(found, key=lambda concrete: -len(concrete.graph.get_operations()))

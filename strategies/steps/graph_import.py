@@ -1,0 +1,43 @@
+"""Adds nodes to a graph, as ``tf.graph_util.import_graph_def`` does, in half of its time.
+
+The public function looks in each new op for a wish to be beside another op. Where an op has none, as nearly all, an
+exception is raised and caught; then the current device is applied. Here the nodes have their devices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from strategies._tf_internals import c_api, c_api_util
+
+
+def import_nodes(graph: Any, nodes: Any, inputs: Mapping[str, tf.Tensor], scope: str) -> str:
+    """Adds nodes to a graph, and returns the prefix of their names.
+
+    Args:
+        graph: the graph; it is the default graph.
+        nodes: a `tf.compat.v1.GraphDef` without functions; each node has its final device.
+        inputs: the tensors of the graph that the nodes take, by "name:index", in place of those that they name.
+        scope: a name scope; the prefix is this name, made unique.
+    """
+    with tf.name_scope(scope) as prefix:
+        pass
+    options = c_api_util.ScopedTFImportGraphDefOptions()
+    c_api.TF_ImportGraphDefOptionsSetPrefix(options.options, prefix.removesuffix("/"))
+    for name, tensor in inputs.items():
+        op, _, index = name.partition(":")
+        c_api.TF_ImportGraphDefOptionsAddInputMapping(options.options, op, int(index), tensor._as_tf_output())
+    with graph._mutation_lock():
+        buffer = c_api.TF_NewBufferFromString(nodes.SerializeToString())
+        try:
+            with graph._c_graph.get() as c_graph:
+                results = c_api.TF_GraphImportGraphDefWithResults(c_graph, buffer, options.options)
+        finally:
+            c_api.TF_DeleteBuffer(buffer)
+        c_api.TF_DeleteImportGraphDefResults(results)
+        for c_op in graph.new_operations():
+            graph._create_op_from_tf_operation(c_op, compute_device=False)
+    return prefix
