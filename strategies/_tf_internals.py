@@ -101,7 +101,7 @@ from tensorflow.python.eager import tape as gradient_tape
 from tensorflow.python.eager.def_function import Function
 from tensorflow.python.eager.polymorphic_function import atomic_function
 
-# `auto_control_deps` finds the resources of operations (`_keras_hooks/control_dependencies`), and `c_api_util` makes the
+# `auto_control_deps` finds the resources of operations, see `_keras_hooks/control_dependencies`; `c_api_util` makes the
 # options of `c_api`.
 # `op_callbacks` are called for each operation that runs eagerly: nothing else shows how an eager tensor was made.
 # `random_seed` has the global seed that TensorFlow assumes beside an operation's own where a program sets none, and the
