@@ -1,14 +1,18 @@
 """Merges ops of a graph that compute the same, so that copies of the graph have them once.
 
-Keras' optimizers compute for each weight anew what is the same for all: rates, powers of decays, constants. These are a
-quarter of the ops of a step. TensorFlow merges them when it optimizes the graph (``common_subgraph_elimination`` of
-Grappler); by then, they would have been created for each replica.
+Keras' optimizers compute for each weight anew what is the same for all: rates, powers of decays, constants. These are
+two fifths of the ops of a step. When TensorFlow optimizes the graph (``common_subgraph_elimination`` of Grappler), they
+would have been created for each replica; and it does not merge those that read a variable, such as the number of
+steps, since it does not know what is written between the reads.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import collections
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
+
+import tensorflow as tf
 
 from strategies._tf_internals import op_definitions
 
@@ -16,17 +20,52 @@ from strategies._tf_internals import op_definitions
 _UNIMPORTANT = ("_class",)
 #: Ops whose values come from outside of the graph.
 _INPUTS = ("Placeholder", "PlaceholderWithDefault")
+_READ = "ReadVariableOp"
 
 
-def merge_common(nodes: dict[str, Any], may_merge: Callable[[str, str], bool] = lambda *_: True) -> dict[str, str]:
+def versions_read(ops: Iterable[Any]) -> dict[str, tuple[int, int]]:
+    """Returns the version of its variable that each read gets, by the name of the read.
+
+    Reads of one variable that get the same version get the same value. Each op that takes a variable and does more than
+    read it may write it, and begins a new version. An op that may write what it does not take, such as a call of
+    Python, begins a new version of every variable.
+
+    Args:
+        ops: operations in the order of their creation, in which TensorFlow runs those that take the same variable.
+    """
+    versions: dict[str, tuple[int, int]] = {}
+    num_writes: collections.Counter[str] = collections.Counter()
+    num_unknown = 0
+    for op in ops:
+        dtypes = [each.dtype for each in op.inputs]
+        variables = [each for each, dtype in zip(op.inputs, dtypes, strict=True) if dtype == tf.resource]
+        if op.type == _READ:
+            versions[op.name] = (num_unknown, num_writes[variables[0].name])
+        elif tf.variant in dtypes or any(each.op.type != "Placeholder" for each in variables):
+            # What a dataset's function has captured is written when the dataset is read; and resources that ops return
+            # may be of any variable.
+            num_unknown += 1
+        elif variables:
+            num_writes.update(each.name for each in variables)
+        elif (definition := op_definitions.get(op.type)) is None or definition.is_stateful:
+            num_unknown += 1
+    return versions
+
+
+def merge_common(
+    nodes: dict[str, Any],
+    may_merge: Callable[[str, str], bool] = lambda *_: True,
+    versions: Mapping[str, tuple[int, int]] | None = None,
+) -> dict[str, str]:
     """Removes ops that compute what an earlier one computes; those that took their outputs take the earlier one's.
 
-    Ops compute the same if their types, attributes, devices, inputs and control inputs are the same. Stateful ops, and
-    those that call functions, are left alone.
+    Ops compute the same if their types, attributes, devices, inputs and control inputs are the same, and reads of
+    variables if they also get the same version. Other stateful ops, and those that call functions, are left alone.
 
     Args:
         nodes: the definitions of the ops by their names, in the order of their creation; changed in place.
         may_merge: takes the names of an op and of an earlier one; returns False if both are needed.
+        versions: what :func:`versions_read` returns. Without it, reads are left alone.
 
     Returns:
         By the name of each removed op, the name of the op that replaces it.
@@ -45,7 +84,7 @@ def merge_common(nodes: dict[str, Any], may_merge: Callable[[str, str], bool] = 
     first: dict[Any, str] = {}
     same: dict[str, str] = {}
     for name, node in list(nodes.items()):
-        key = _computed(node, same)
+        key = _computed(node, same, versions or {})
         found = name if key is None else first.setdefault(key, name)
         if found != name and may_merge(name, found):
             same[name] = found
@@ -55,10 +94,10 @@ def merge_common(nodes: dict[str, Any], may_merge: Callable[[str, str], bool] = 
     return same
 
 
-def _computed(node: Any, same: Mapping[str, str]) -> Any:
+def _computed(node: Any, same: Mapping[str, str], versions: Mapping[str, tuple[int, int]]) -> Any:
     """Returns a key of what an op computes; None if it may do something else each time."""
-    definition = op_definitions.get(node.op)
-    if definition is None or definition.is_stateful or node.op in _INPUTS:
+    definition, version = op_definitions.get(node.op), versions.get(node.name)
+    if definition is None or (definition.is_stateful and version is None) or node.op in _INPUTS:
         return None
     if any(value.HasField("func") or value.list.func for value in node.attr.values()):
         return None
@@ -67,7 +106,7 @@ def _computed(node: Any, same: Mapping[str, str]) -> Any:
         for name, value in node.attr.items()
         if name not in _UNIMPORTANT
     )
-    return node.op, node.device, tuple(_renamed(each, same) for each in node.input), tuple(sorted(values))
+    return node.op, version, node.device, tuple(_renamed(each, same) for each in node.input), tuple(sorted(values))
 
 
 def _renamed(name: str, same: Mapping[str, str]) -> str:

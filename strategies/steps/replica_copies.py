@@ -30,7 +30,7 @@ import tensorflow as tf
 
 from strategies._tf_internals import handle_data_util, regroup, select_replica
 from strategies.batches.shares import NotAlikeError
-from strategies.steps.common_ops import merge_common
+from strategies.steps.common_ops import merge_common, versions_read
 from strategies.steps.copied_marks import are_marked_alike, copy_marks, has_marks
 from strategies.steps.copied_nodes import NodesToCopy, nodes_to_copy
 from strategies.steps.copy_obstacles import Obstacles
@@ -141,19 +141,19 @@ class ReplicaCopies:
         captured = {inner.op.name for _, inner in self.graph.captures}
         ops = [op for op in made if op.name not in self._common and op.name not in captured]
         if ops:
-            self._copy(ops)
+            self._copy(ops, versions_read(made))
         for op, before, r in self._waiting:
             op._add_control_inputs([self._operation(each.name, r) for each in before])
         self._waiting.clear()
         self.begin()
 
-    def _copy(self, ops: Sequence[Any]) -> None:
+    def _copy(self, ops: Sequence[Any], versions: Mapping[str, tuple[int, int]]) -> None:
         nodes = {op.name: op.node_def for op in ops}
         if (reason := self._obstacles.reason(nodes.values())) is not None:
             raise NotAlikeError(reason)
         names = list(nodes)
         # Copies of the first op that computes something replace those of others.
-        self._same |= merge_common(nodes, self._are_marked_alike)
+        self._same |= merge_common(nodes, self._are_marked_alike, versions)
         segment = nodes_to_copy(nodes, self.graph.graph_def_versions)
         with self.graph.as_default(), tf.control_dependencies(None), tf.device(None):
             changed = [self._change(op, r) for op in self._branching for r in range(1, self.num_replicas)]
