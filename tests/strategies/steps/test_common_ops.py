@@ -38,16 +38,21 @@ BETWEEN: dict[str, tuple[Callable[[Any, Any], Any], bool]] = {
 def test_reads_are_merged_if_nothing_may_write_between_them(name: str) -> None:
     v, w = tf.Variable(1.0), tf.Variable(1.0)
     between, are_merged = BETWEEN[name]
+    nodes: dict[str, Any] = {}
+    same: dict[str, str] = {}
 
     @tf.function
     def read() -> Any:
         first = tf.exp(v.read_value())
         between(v, w)
-        return first + tf.exp(v.read_value())
+        second = tf.exp(v.read_value())
+        # Here ops do not wait for each other yet.
+        ops = tf.compat.v1.get_default_graph().get_operations()
+        nodes.update((op.name, op.node_def) for op in ops)
+        same.update(merge_common(nodes, versions=versions_read(ops)))
+        return first + second
 
-    ops = read.get_concrete_function().graph.get_operations()
-    nodes = {op.name: op.node_def for op in ops}
-    same = merge_common(nodes, versions=versions_read(ops))
+    read.get_concrete_function()
     assert sum(node.op == "Exp" for node in nodes.values()) == (1 if are_merged else 2)
     assert ("Exp_1" in same) == are_merged
 
