@@ -1,9 +1,9 @@
 """Finds the resources of the ops of a step, as TensorFlow does, in less time.
 
 After each trace, TensorFlow looks for the resources that each op reads and writes, to let writes and reads follow each
-other. It asks each op for an attribute that nearly none has, which raises and catches an exception: a tenth of the time
-in which a step on eight devices is traced. In steps of our models, ops without a resource and without a dataset among
-their inputs are not asked.
+other. It asks each op for an attribute that nearly none has, which raises and catches an exception: 20,000 of them for
+a small GPT on eight devices. In steps of our models, ops without a resource and without a dataset among their inputs
+are not asked.
 """
 
 from __future__ import annotations

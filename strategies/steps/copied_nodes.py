@@ -50,7 +50,7 @@ def nodes_to_copy(nodes: Mapping[str, Any], versions: Any) -> NodesToCopy:
 
 
 def _drop_colocations(node: Any, nodes: Mapping[str, Any]) -> None:
-    """Removes the wish to be beside ops that are not copied: all ops have devices."""
+    """Removes colocations with ops that are not copied: all ops have devices."""
     if "_class" in node.attr:
         beside = [each for each in node.attr["_class"].list.s if each.decode().removeprefix("loc:@") in nodes]
         if beside:

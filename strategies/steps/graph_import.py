@@ -1,7 +1,7 @@
 """Adds nodes to a graph, as ``tf.graph_util.import_graph_def`` does, in half of its time.
 
-The public function looks in each new op for a wish to be beside another op. Where an op has none, as nearly all, an
-exception is raised and caught; then the current device is applied. Here the nodes have their devices.
+The public function asks each new op for its colocation. Nearly all have none, so that an exception is raised and
+caught; then the current device is applied. Here the nodes have their devices.
 """
 
 from __future__ import annotations
