@@ -37,13 +37,14 @@ def versions_read(ops: Iterable[Any]) -> dict[str, tuple[int, int]]:
     num_writes: collections.Counter[str] = collections.Counter()
     num_unknown = 0
     for op in ops:
-        dtypes = [each.dtype for each in op.inputs]
-        variables = [each for each, dtype in zip(op.inputs, dtypes, strict=True) if dtype == tf.resource]
+        variables = [each for each in op.inputs if each.dtype == tf.resource]
         if op.type == _READ:
             versions[op.name] = (num_unknown, num_writes[variables[0].name])
-        elif tf.variant in dtypes or any(each.op.type != "Placeholder" for each in variables):
-            # What a dataset's function has captured is written when the dataset is read; and resources that ops return
-            # may be of any variable.
+        elif any(each.dtype == tf.variant for each in op.inputs) or any(
+            each.op.type != "Placeholder" for each in variables
+        ):
+            # A dataset that is read may write variables that its function has captured; and resources that ops return
+            # may be those of any variable.
             num_unknown += 1
         elif variables:
             num_writes.update(each.name for each in variables)
