@@ -106,7 +106,8 @@ from tensorflow.python.eager.polymorphic_function import atomic_function
 # `op_callbacks` are called for each operation that runs eagerly: nothing else shows how an eager tensor was made.
 # `random_seed` has the global seed that TensorFlow assumes beside an operation's own where a program sets none, and the
 # numbers from which it makes seeds of operations in graphs that have none of their own.
-from tensorflow.python.framework import auto_control_deps, c_api_util, op_callbacks, random_seed
+# `func_graph` has the graph of a function, in which a step is traced before it is added to the graph of its caller.
+from tensorflow.python.framework import auto_control_deps, c_api_util, func_graph, op_callbacks, random_seed
 
 # Finds by its type whether an operation keeps state: a graph's function library has only the types of operations.
 from tensorflow.python.framework import op_def_registry as op_definitions
@@ -128,6 +129,9 @@ from tensorflow.python.trackable.base import CheckpointInitialValue
 
 # Lists the operations that XLA can compile, for each kind of device.
 from tensorflow.python.util import pywrap_xla_ops as xla_kernels
+
+# Collects where the program made operations, for the errors of their copies.
+from tensorflow.python.util import tf_stack
 
 __all__ = [
     "AssertCardinalityDataset",
@@ -170,6 +174,7 @@ __all__ = [
     "control_status_ctx",
     "coordination_config",
     "eager_context",
+    "func_graph",
     "get_current_replica_id_as_int",
     "get_update_replica_id",
     "gradient_record",
@@ -186,5 +191,6 @@ __all__ = [
     "select_replica",
     "tensor_lists",
     "tf_convert",
+    "tf_stack",
     "xla_kernels",
 ]

@@ -43,3 +43,14 @@ def run_beside_others(op: tf.Operation | None) -> None:
     manager = getattr(tf.compat.v1.get_default_graph(), "experimental_acd_manager", None)
     if manager is not None and not tf.executing_eagerly():
         manager.run_independently(op)
+
+
+class IndependentOps:
+    """Records the ops of a graph that :func:`run_beside_others` excludes, until they are added to another graph."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    def run_independently(self, op: tf.Operation) -> None:
+        """Records an op, as TensorFlow's manager of automatic control dependencies does."""
+        self.names.append(op.name)

@@ -19,10 +19,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from strategies.batches.shares import NotAlikeError
 from strategies.replica.placeholders import CHEAP
 from strategies.sharding.units import AllGatherUnit, ReplicaUnit, Unit
-from strategies.steps.replica_copies import ReplicaCopies
 
 #: The number of units in memory at a time: the one in use and the next.
 _NUM_KEPT = 2
@@ -38,7 +36,6 @@ class BackwardGathers:
         all_gather: gathers the weights of a unit.
         reduce: starts the reduction of a unit's gradients and returns the ops that end it; None if no gather waits for
             a reduction.
-        copies: copies the replica's ops for others; None if each replica is traced.
     """
 
     def __init__(
@@ -46,10 +43,8 @@ class BackwardGathers:
         backward: Collection[tf.Operation],
         all_gather: AllGatherUnit,
         reduce: Callable[[Unit], Sequence[tf.Operation]] | None = None,
-        copies: ReplicaCopies | None = None,
     ) -> None:
         self._backward = backward
-        self._copies = copies
         self._all_gather = all_gather
         self._reduce = reduce
         # The backward ops on which the start of a gather depends: rewiring these would make a cycle.
@@ -62,9 +57,6 @@ class BackwardGathers:
             units: in the order of their use.
             peers: for each unit the same one on other local replicas, from which it is copied; a unit that none of them
                 has gathered again is not. None: the units are gathered.
-
-        Raises:
-            NotAlikeError: ops that have been copied would have to be rewired.
         """
         # The last two are still in memory when the backward pass begins, and it uses them first.
         kept = list(reversed(units[-_NUM_KEPT:]))
@@ -117,8 +109,6 @@ class BackwardGathers:
 
     def _rewire(self, uses: Sequence[tuple[tf.Operation, int, tf.Tensor]], regathered: dict[Any, tf.Tensor]) -> None:
         for op, index, tensor in uses:
-            if self._copies is not None and self._copies.has_copies_of(op):
-                raise NotAlikeError("replicas synchronize in the backward pass, which gathers sharded weights again")
             op._update_input(index, self._recomputed(tensor, regathered))
 
     def _recomputed(self, tensor: tf.Tensor, regathered: dict[Any, tf.Tensor]) -> tf.Tensor:

@@ -174,10 +174,8 @@ class WeightGathers:
     def end_backward(self) -> None:
         """Changes the backward pass of a replica that is traced for all, before a merge call in which gradients meet.
 
-        The ops are copied when the merge call begins. Where each replica is traced, the merge call changes them.
-
-        Raises:
-            NotAlikeError: some ops that have to be changed were copied at an earlier merge call.
+        Ops that are made in the merge call belong to all replicas. Where each replica is traced, the merge call changes
+        the backward pass.
         """
         if self._steps.context.copies is not None:
             self._unshard_for_backward(None)
@@ -201,7 +199,7 @@ class WeightGathers:
             if own.num_forward_ops is None:
                 continue
             backward = frozenset(context.graph.get_operations()[own.num_forward_ops :])
-            gathers = BackwardGathers(backward, self.all_gather, reduce if is_first else None, context.copies)
+            gathers = BackwardGathers(backward, self.all_gather, reduce if is_first else None)
             # Each part of a replica has two units in memory at a time.
             for devices in dict.fromkeys(unit.unit.devices for unit in own.used):
                 units = own.large(devices)

@@ -9,7 +9,7 @@ steps, since it does not know what is written between the reads.
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -53,11 +53,7 @@ def versions_read(ops: Iterable[Any]) -> dict[str, tuple[int, int]]:
     return versions
 
 
-def merge_common(
-    nodes: dict[str, Any],
-    may_merge: Callable[[str, str], bool] = lambda *_: True,
-    versions: Mapping[str, tuple[int, int]] | None = None,
-) -> dict[str, str]:
+def merge_common(nodes: dict[str, Any], versions: Mapping[str, tuple[int, int]] | None = None) -> dict[str, str]:
     """Removes ops that compute what an earlier one computes; those that took their outputs take the earlier one's.
 
     Ops compute the same if their types, attributes, devices, inputs and control inputs are the same, and reads of
@@ -65,7 +61,6 @@ def merge_common(
 
     Args:
         nodes: the definitions of the ops by their names, in the order of their creation; changed in place.
-        may_merge: takes the names of an op and of an earlier one; returns False if both are needed.
         versions: what :func:`versions_read` returns. Without it, reads are left alone.
 
     Returns:
@@ -87,7 +82,7 @@ def merge_common(
     for name, node in list(nodes.items()):
         key = _computed(node, same, versions or {})
         found = name if key is None else first.setdefault(key, name)
-        if found != name and may_merge(name, found):
+        if found != name:
             same[name] = found
             del nodes[name]
     for node in nodes.values():

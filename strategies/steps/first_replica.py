@@ -47,7 +47,7 @@ class FirstReplica(ReplicaContext):
         if tf.compat.v1.get_default_graph() is not copies.graph:
             # The beginning of what TensorFlow's replicas say; `explained` says the rest.
             raise RuntimeError("`merge_call` called while defining a new graph, not that of the step.")
-        copies.copy()
+        copies.end()
         self._before_merge()
 
         def for_all(strategy: Any, *args: Any, **kwargs: Any) -> Any:

@@ -14,22 +14,19 @@ import tensorflow as tf
 from strategies._tf_internals import c_api, c_api_util
 
 
-def import_nodes(graph: Any, nodes: Any, inputs: Mapping[str, tf.Tensor], scope: str) -> str:
-    """Adds nodes to a graph, and returns the prefix of their names.
+def import_nodes(graph: Any, nodes: Any, inputs: Mapping[str, tf.Tensor]) -> None:
+    """Adds nodes to a graph.
 
     Args:
         graph: the graph; it is the default graph.
-        nodes: a `tf.compat.v1.GraphDef` without functions; each node has its final device.
+        nodes: a `tf.compat.v1.GraphDef` without functions; each node has its final device, and a name that is new.
         inputs: the tensors of the graph that the nodes take, by "name:index", in place of those that they name.
-        scope: a name scope; the prefix is this name, made unique.
     """
-    with tf.name_scope(scope) as prefix:
-        pass
     options = c_api_util.ScopedTFImportGraphDefOptions()
-    c_api.TF_ImportGraphDefOptionsSetPrefix(options.options, prefix.removesuffix("/"))
     for name, tensor in inputs.items():
         op, _, index = name.partition(":")
         c_api.TF_ImportGraphDefOptionsAddInputMapping(options.options, op, int(index), tensor._as_tf_output())
+        c_api.TF_ImportGraphDefOptionsRemapControlDependency(options.options, op, tensor.op._c_op)
     with graph._mutation_lock():
         buffer = c_api.TF_NewBufferFromString(nodes.SerializeToString())
         try:
@@ -40,4 +37,3 @@ def import_nodes(graph: Any, nodes: Any, inputs: Mapping[str, tf.Tensor], scope:
         c_api.TF_DeleteImportGraphDefResults(results)
         for c_op in graph.new_operations():
             graph._create_op_from_tf_operation(c_op, compute_device=False)
-    return prefix

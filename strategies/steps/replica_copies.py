@@ -1,7 +1,9 @@
-"""Copies the ops of the first local replica for the other replicas of this process.
+"""Values of all local replicas of a step of which only the first replica is traced.
 
 All local replicas run the same ops, each with its own rows, on its own device, with its own components of the
-variables. One of them is traced, by Python; the ops of the others are copies of the traced ones in the same graph:
+variables. One of them is traced, by Python, in a graph of its own, together with what the replicas do at once, such as
+sums of gradients. Where that asks for a value of another replica, it gets a placeholder. When the step has been traced,
+`assembled_step` adds it to the graph of the caller, with the ops of the first replica once for each replica:
 
 ```
     replica 0, traced               replica 1, copied
@@ -15,8 +17,7 @@ variables. One of them is traced, by Python; the ops of the others are copies of
             Assign                         Assign                ops after the merge call: copied, too
 ```
 
-So tracing takes the time of one replica, and the graph computes what tracing each replica would give. What the first
-replica computes more than once is copied once.
+So tracing takes the time of one replica, and the graph computes what tracing each replica would give.
 """
 
 from __future__ import annotations
@@ -29,24 +30,15 @@ from typing import Any
 import tensorflow as tf
 
 from strategies._tf_internals import handle_data_util, regroup, select_replica
-from strategies.batches.shares import NotAlikeError
-from strategies.steps.common_ops import merge_common, versions_read
-from strategies.steps.copied_marks import are_marked_alike, copy_marks, has_marks
-from strategies.steps.copied_nodes import NodesToCopy, nodes_to_copy
-from strategies.steps.copy_obstacles import Obstacles
-from strategies.steps.function_copies import FunctionCopies
-from strategies.steps.graph_import import import_nodes
+from strategies.steps.copied_marks import copy_marks
 from strategies.steps.replica_pairs import Pairs
-
-#: The ends of the types of ops that their gradient changes.
-_BRANCHING = ("If", "Case", "While")
 
 
 class ReplicaCopies:
-    """The ops of the other local replicas in the graph of one step.
+    """The values of the other local replicas, for the trace of one.
 
     Args:
-        graph: the graph of the step.
+        graph: the graph in which the step is traced, and nothing else.
         devices: for each group of devices that hold one part of all local replicas, its devices in the order of the
             replicas.
         components: by the id of a resource that belongs to replica 0, the resources of all local replicas.
@@ -61,26 +53,34 @@ class ReplicaCopies:
         self._components = components
         #: Values that are exchanged for those of each replica.
         self.pairs = Pairs()
-        # By the name of a copied op: the prefixes of the copies' names, by replica.
-        self._prefixes: dict[str, Sequence[str]] = {}
-        # By the name of an op without copies: the name of the op whose copies compute the same.
-        self._same: dict[str, str] = {}
+        #: The names of the ops of replica 0, in their order.
+        self.own: dict[str, None] = {}
+        #: By the name of a placeholder: the tensor of replica 0 for which it stands, and the replica.
+        self.awaited: dict[str, tuple[Any, int]] = {}
+        #: By the name of an op of no replica: (ops of replica 0 whose copies it waits for, the replica).
+        self.waiting: dict[str, list[tuple[Sequence[str], int]]] = {}
+        self._placeholders: dict[tuple[str, int], Any] = {}
         # Ops that belong to all replicas, although they are made while replica 0 is traced.
         self._common: set[str] = set()
         # By the name of a captured placeholder: the resources of all replicas; None if it is the same for all.
         self._resources: dict[str, Sequence[Any] | None] = {}
-        # (op that is not copied, the ops of replica 0 whose copies it is to wait for, their replica).
-        self._waiting: list[tuple[Any, Sequence[Any], int]] = []
-        # Copied conditionals and loops.
-        self._branching: list[Any] = []
-        self._obstacles = Obstacles()
-        self._functions = FunctionCopies(graph, self._device)
         self._begin = 0
         self.begin()
 
     def begin(self) -> None:
         """Starts a segment: ops made from now on belong to replica 0."""
         self._begin = len(self.graph.get_operations())
+
+    def end(self) -> None:
+        """Ends a segment: ops made from now on belong to all replicas."""
+        captured = {inner.op.name for _, inner in self.graph.captures}
+        for op in self.graph.get_operations()[self._begin :]:
+            if op.name not in self._common and op.name not in captured:
+                self.own[op.name] = None
+        for first, *others in self.pairs:
+            for other in others:
+                copy_marks(first, other)
+        self.begin()
 
     def constant(self, value: Callable[[int], Any]) -> tf.Tensor:
         """Returns a constant that each replica has for itself.
@@ -104,9 +104,9 @@ class ReplicaCopies:
         yield
         for op in self.graph.get_operations()[begin:]:
             self._common.add(op.name)
-            before = [each for each in op.control_inputs if each.name not in self._common]
+            before = [each.name for each in op.control_inputs if each.name not in self._common]
             if before:
-                self._waiting += [(op, before, r) for r in range(1, self.num_replicas)]
+                self.waiting.setdefault(op.name, []).extend((before, r) for r in range(1, self.num_replicas))
 
     def make_each(self, make: Callable[[int], Any]) -> Any:
         """Makes values for all replicas in place of copying their ops, and returns those of replica 0.
@@ -125,93 +125,9 @@ class ReplicaCopies:
             self._common.update(op.name for op in own)
             for first, op in zip(made[0], own, strict=True):
                 if r > 0 and first.control_inputs:
-                    self._waiting.append((op, first.control_inputs, r))
+                    self.waiting.setdefault(op.name, []).append(([each.name for each in first.control_inputs], r))
         self.pairs.add(values)
         return values[0]
-
-    # ---- copies
-
-    def has_copies_of(self, op: Any) -> bool:
-        """Returns True if an op of replica 0 has been copied: changes of its inputs come too late."""
-        return op.name in self._prefixes
-
-    def copy(self) -> None:
-        """Ends a segment: copies the ops made since :meth:`begin` for each other replica."""
-        made = self.graph.get_operations()[self._begin :]
-        captured = {inner.op.name for _, inner in self.graph.captures}
-        ops = [op for op in made if op.name not in self._common and op.name not in captured]
-        if ops:
-            self._copy(ops, versions_read(made))
-        for op, before, r in self._waiting:
-            op._add_control_inputs([self._operation(each.name, r) for each in before])
-        self._waiting.clear()
-        self.begin()
-
-    def _copy(self, ops: Sequence[Any], versions: Mapping[str, tuple[int, int]]) -> None:
-        nodes = {op.name: op.node_def for op in ops}
-        if (reason := self._obstacles.reason(nodes.values())) is not None:
-            raise NotAlikeError(reason)
-        names = list(nodes)
-        # Copies of the first op that computes something replace those of others.
-        self._same |= merge_common(nodes, self._are_marked_alike, versions)
-        segment = nodes_to_copy(nodes, self.graph.graph_def_versions)
-        with self.graph.as_default(), tf.control_dependencies(None), tf.device(None):
-            changed = [self._change(op, r) for op in self._branching for r in range(1, self.num_replicas)]
-            prefixes = ["", *(self._import(segment, r) for r in range(1, self.num_replicas))]
-        self._prefixes |= dict.fromkeys(names, prefixes)
-        for finish in changed:
-            finish()
-        self._branching += [op for op in ops if op.type.endswith(_BRANCHING)]
-        for op in ops:
-            for output in op.outputs:
-                if has_marks(output):
-                    for r in range(1, self.num_replicas):
-                        copy_marks(output, self._tensor(output.name, r))
-        for first, *others in self.pairs:
-            for other in others:
-                copy_marks(first, other)
-
-    def _change(self, op: Any, replica: int) -> Callable[[], None]:
-        """Changes the copy of a conditional or a loop as the gradient has changed the op: it returns more values.
-
-        Returns:
-            A function that adds the inputs that the op has got, once those of this segment have been copied.
-        """
-        copy = self._operation(op.name, replica)
-        added = op.outputs[len(copy.outputs) :]
-        if not added:
-            return lambda: None
-        # TensorFlow reads as many inputs as the attributes say: these are read before the attributes change.
-        inputs = op.inputs[len(copy.inputs) :]
-        node, before = op.node_def, copy.node_def
-        self._functions.let_call(node, replica)
-        for name, value in node.attr.items():
-            if name not in before.attr or before.attr[name] != value:
-                copy._set_attr(name, value)
-        copy._add_outputs([each.dtype for each in added], [each.shape for each in added])
-        for each, copied in zip(added, copy.outputs[-len(added) :], strict=True):
-            handle_data_util.copy_handle_data(each, copied)
-        return lambda: copy._add_while_inputs([self._exchanged(each, replica) for each in inputs]) if inputs else None
-
-    def _import(self, segment: NodesToCopy, replica: int) -> str:
-        """Imports nodes for a replica, and returns the prefix of the imported ops' names."""
-        part = tf.compat.v1.GraphDef()
-        part.CopyFrom(segment.graph_def)
-        for node in part.node:
-            node.device = self._device(node.device, replica)
-        for index in segment.calling:
-            self._functions.let_call(part.node[index], replica)
-        inputs = {
-            name: self._exchanged(self.graph.get_tensor_by_name(name), replica) for name in segment.outside_tensors
-        }
-        prefix = import_nodes(self.graph, part, inputs, f"replica_{replica}")
-        for name, before in segment.outside_ops.items():
-            op = self.graph.get_operation_by_name(f"{prefix}{name}")
-            op._add_control_inputs([self._operation(each, replica) for each in before])
-        return prefix
-
-    def _are_marked_alike(self, name: str, other: str) -> bool:
-        return are_marked_alike(*map(self.graph.get_operation_by_name, (name, other)))
 
     # ---- values
 
@@ -230,6 +146,27 @@ class ReplicaCopies:
         parts = [select_replica(r, result) for r in range(self.num_replicas)]
         self.pairs.add(parts)
         return parts[0]
+
+    def resource(self, name: str, replica: int) -> Any:
+        """Returns a replica's resource for a placeholder of replica 0's; None if the placeholder is the same for all.
+
+        Args:
+            name: the name of the placeholder, a tensor.
+            replica: the replica.
+        """
+        if name not in self._resources:
+            components = self._components()
+            for outer, inner in self.graph.captures:
+                self._resources.setdefault(inner.name, components.get(id(outer)))
+        resources = self._resources.get(name)
+        return None if resources is None else self.graph.capture(resources[replica])
+
+    def device(self, name: str, replica: int) -> str:
+        """Returns the device of a replica, for one of replica 0."""
+        for group in self._devices:
+            if name == group[0]:
+                return group[replica]
+        return name
 
     def _of_leaf(self, leaf: Any, replica: int) -> Any:
         if isinstance(leaf, tf.Variable):
@@ -253,31 +190,21 @@ class ReplicaCopies:
             return pair[replica]
         if is_eager:
             return tensor
-        if tensor.op.name in self._prefixes:
-            return self._tensor(tensor.name, replica)
-        outer = self._captured(tensor.name) if tensor.op.type == "Placeholder" else None
-        return tensor if outer is None else self.graph.capture(outer[replica])
+        if tensor.op.name in self.own:
+            return self._placeholder(tensor, replica)
+        resource = self.resource(tensor.name, replica) if tensor.op.type == "Placeholder" else None
+        return tensor if resource is None else resource
 
-    def _captured(self, name: str) -> Sequence[Any] | None:
-        """Returns all components' resources for the placeholder of a variable's component on replica 0, else None."""
-        if name not in self._resources:
-            components = self._components()
-            for outer, inner in self.graph.captures:
-                self._resources.setdefault(inner.name, components.get(id(outer)))
-        return self._resources.get(name)
-
-    def _tensor(self, name: str, replica: int) -> Any:
-        op, _, index = name.partition(":")
-        return self._operation(op, replica).outputs[int(index)]
-
-    def _operation(self, name: str, replica: int) -> Any:
-        prefixes = self._prefixes.get(name)
-        if prefixes is None:
-            return self.graph.get_operation_by_name(name)
-        return self.graph.get_operation_by_name(f"{prefixes[replica]}{self._same.get(name, name)}")
-
-    def _device(self, name: str, replica: int) -> str:
-        for group in self._devices:
-            if name == group[0]:
-                return group[replica]
-        return name
+    def _placeholder(self, tensor: Any, replica: int) -> Any:
+        """Returns the placeholder of what a replica computes where replica 0 computes a tensor."""
+        key = tensor.name, replica
+        if key not in self._placeholders:
+            # Merge calls look at the devices of the values.
+            device = self.device(tensor.device, replica)
+            with self.graph.as_default(), tf.control_dependencies(None), tf.device(None), tf.device(device):
+                made = tf.compat.v1.placeholder(tensor.dtype, tensor.shape, f"of_replica_{replica}")
+            handle_data_util.copy_handle_data(tensor, made)
+            self._common.add(made.op.name)
+            self.awaited[made.op.name] = tensor, replica
+            self._placeholders[key] = made
+        return self._placeholders[key]

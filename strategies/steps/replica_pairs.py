@@ -23,6 +23,10 @@ class Pairs:
         """Returns the tensors of all replicas for one of replica 0; None if it is not registered."""
         return self._pairs.get(_key(tensor))
 
+    def named(self, name: str) -> Sequence[Any] | None:
+        """Returns the tensors of all replicas for the name of a tensor of replica 0 in a graph."""
+        return self._pairs.get(name)
+
     def add(self, values: Sequence[Any]) -> None:
         """Registers a nest of values of each replica: copies take those of their replica in place of the first's.
 

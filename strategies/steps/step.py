@@ -32,6 +32,7 @@ from strategies._tf_internals import (
     ReplicaContext,
     call_for_each_replica,
     control_status_ctx,
+    gradient_record,
     select_replica,
     tf_convert,
 )
@@ -40,6 +41,7 @@ from strategies.batches.divided_batch import divide
 from strategies.batches.row_marks import marking
 from strategies.batches.rows import add_dummy_rows, rows_of
 from strategies.replica.attributes import ReplicaAttributes
+from strategies.steps.assembled_step import assemble, captured, new_graph
 from strategies.steps.components import Components
 from strategies.steps.context import StepContext, trainer_call
 from strategies.steps.explained import merge_errors_explained
@@ -176,6 +178,31 @@ class Steps:
             kwargs: its keyword arguments.
             traces_once: if True, the first local replica is traced for all; the caller handles ``NotAlikeError``.
         """
+        is_recorded = gradient_record.could_possibly_record()
+        can_trace_once = self._layout.num_local > 1 and self.can_trace_once and not is_recorded
+        if not traces_once or not can_trace_once or tf.executing_eagerly():
+            return self._run_here(fn, args, kwargs)
+        caller = tf.compat.v1.get_default_graph()
+        graph = new_graph(caller)
+        devices = [group.devices for group in self._layout.groups]
+        with graph.as_default():
+            copies = ReplicaCopies(
+                graph, devices, lambda: {**self.components.resources(), **self._row_weights.resources}
+            )
+            outputs = self._run_here(fn, *captured(graph, (args, kwargs)), copies)
+        return assemble(copies, caller, outputs)
+
+    def _run_here(
+        self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], copies: ReplicaCopies | None = None
+    ) -> Any:
+        """Runs one step in the default graph, or eagerly.
+
+        Args:
+            fn: called by each local replica.
+            args: its positional arguments, of all local replicas.
+            kwargs: its keyword arguments.
+            copies: if given, the first local replica is traced for all.
+        """
         layout = self._layout
         args, local_shares = self._shared_out(args, kwargs)
         graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
@@ -185,7 +212,7 @@ class Steps:
             if any(share.has_rows is not True for share in local_shares):
                 with tf.device("CPU:0"):  # batches are on the CPU; without this scope, all would pass through GPU 0
                     args, kwargs = add_dummy_rows((args, kwargs), layout.num_local)
-            outputs = self._run_replicas(fn, args, kwargs, traces_once=traces_once)
+            outputs = self._run_replicas(fn, args, kwargs, copies)
             agree(self._writes.list_written(self.context), local_shares, layout.process_group)
             return combined(outputs, local_shares, layout)
         finally:
@@ -216,7 +243,7 @@ class Steps:
         return self._row_weights.read(self.context.shares, replica, graph)
 
     def _run_replicas(
-        self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], *, traces_once: bool
+        self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], copies: ReplicaCopies | None
     ) -> Any:
         strategy: Any = self._strategy()
         local_shares = self.context.shares
@@ -228,9 +255,8 @@ class Steps:
             with marking((args, kwargs), share.dependence.sizes):
                 return tf.nest.map_structure(_as_tensor, fn(*args, **kwargs))
 
-        if self._layout.num_local > 1 and traces_once and self.can_trace_once and not tf.executing_eagerly():
+        if copies is not None:
             arguments = [select_replica(r, (args, kwargs)) for r in range(self._layout.num_local)]
-            copies = self._copies()
             try:
                 share = shared_for_all(local_shares, arguments, copies)
             except shares.NotAlikeError:
@@ -254,17 +280,11 @@ class Steps:
         with tf.device(self._layout.devices[0]), ReplicaContext(strategy, self._layout.first_replica):
             return replica(local_shares[0], *select_replica(0, (args, kwargs)))
 
-    def _copies(self) -> ReplicaCopies:
-        devices = [group.devices for group in self._layout.groups]
-        return ReplicaCopies(
-            self.context.graph, devices, lambda: {**self.components.resources(), **self._row_weights.resources}
-        )
-
     def _run_first_replica(self, copies: ReplicaCopies, replica: Callable[[], Any]) -> Any:
-        """Traces the first local replica, copies its ops for the others, and returns the outputs of all.
+        """Traces the first local replica for all, and returns the outputs of all.
 
         Args:
-            copies: copies its ops for the others.
+            copies: has the values of the others.
             replica: calls the first replica with its share and its arguments.
 
         Raises:
@@ -278,7 +298,7 @@ class Steps:
             with merge_errors_explained(), tf.device(layout.devices[0]), context, attributes.running():
                 copies.begin()
                 outputs = replica()
-            copies.copy()
+            copies.end()
             self._copy_pending_writes()
         finally:
             self.context = outer

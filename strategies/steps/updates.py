@@ -62,7 +62,7 @@ class Updates:
             with tf.device(device), UpdateContext(r), tf.name_scope(f"update_{r}"):
                 results.append(update(list(select_replica(r, local))))
             if copies is not None:
-                copies.copy()
+                copies.end()
                 break
         return results[0], totals
 

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 import strategies
 from strategies.steps import device_reductions
+from tests.callers_graphs import callers_graph
 from tests.strategies.parity.harness import TOLERANCE
 from tests.would_be_gpus import would_be_gpus
 
@@ -31,7 +32,7 @@ def trained(scope: Any) -> tuple[list[np.ndarray], list[tf.Operation]]:
     graphs: list[tf.Graph] = []
 
     def step(data: Any) -> Any:
-        graphs.append(tf.compat.v1.get_default_graph())
+        graphs.append(callers_graph())
         return keras.Model.train_step(model, data)
 
     model.train_step = step

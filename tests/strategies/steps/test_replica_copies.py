@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 
 from strategies.batches.shares import NotAlikeError
+from strategies.steps.assembled_step import assemble, captured, new_graph
 from strategies.steps.replica_copies import ReplicaCopies
 
 
@@ -17,8 +18,9 @@ def in_graph(check: Callable[[ReplicaCopies], None]) -> None:
 
     @tf.function(autograph=False)
     def traced() -> None:
-        graph = tf.compat.v1.get_default_graph()
-        check(ReplicaCopies(graph, [("/device:CPU:0", "/device:CPU:1")], dict))
+        graph = new_graph(tf.compat.v1.get_default_graph())
+        with graph.as_default():
+            check(ReplicaCopies(graph, [("/device:CPU:0", "/device:CPU:1")], dict))
 
     traced.get_concrete_function()
 
@@ -48,24 +50,26 @@ def test_copies_once_what_is_computed_twice() -> None:
     def check(copies: ReplicaCopies) -> None:
         copies.begin()
         with tf.device("/device:CPU:0"):
-            ones: list[Any] = [tf.constant(1.0) for _ in range(4)]
-            roots = [tf.sqrt(one) for one in ones]
-        ones[2]._keras_strategies_summed_over_rows = True
-        roots[3]._keras_strategies_summed_over_rows = True
-        copies.copy()
+            roots = [tf.sqrt(tf.constant(1.0)) for _ in range(4)]
+        copies.end()
+        others = copies.for_replica(roots, 1)
+        assert all(copies.for_replica(root, 1) is other for root, other in zip(roots, others, strict=True))
+        copies.begin()
         with tf.device("/device:CPU:0"):
             later = tf.add_n(roots)
-        copies.copy()
-        constants, copied = (copies.for_replica(values, 1) for values in (ones, roots))
-        assert constants[1] is constants[0]
-        assert copied[1] is copied[0]
-        # Marked ones stay apart.
-        assert constants[2] is not constants[0]
-        assert constants[2]._keras_strategies_summed_over_rows
-        assert constants[3] is constants[0]
-        assert copied[3] is not copied[0]
-        assert not hasattr(copied[0], "_keras_strategies_summed_over_rows")
-        assert list(copies.for_replica(later, 1).op.inputs) == copied
+        copies.end()
+        total = later + copies.for_replica(later, 1)
+        own, other = total.op.inputs[0].op, copies.for_replica(later, 1).op
+        assert other.type == "Placeholder"
+        assembled: Any = assemble(copies, copies.graph.outer_graph, {"total": total, "others": others})
+        own, other = (each.op for each in assembled["total"].op.inputs)
+        assert [own.name, other.name] == ["AddN", "replica_1/AddN"]
+        for each, device in ((own, "/device:CPU:0"), (other, "/device:CPU:1")):
+            assert each.device == device
+            # One root, and what it is computed from.
+            assert len({value.op.name for value in each.inputs}) == 1
+            assert each.inputs[0].op.device == device
+        assert {value.op.name for value in assembled["others"]} == {other.inputs[0].op.name}
 
     in_graph(check)
 
@@ -79,15 +83,61 @@ def test_copies_control_edges_and_marks() -> None:
             with tf.control_dependencies([before, tf.raw_ops.NoOp(name="own")]):
                 second: Any = tf.identity(first, name="second")
         second._keras_strategies_summed_over_rows = True
-        copies.copy()
-        with tf.device("/device:CPU:0"):
-            third = tf.add(second, first)
-        copies.copy()
-        copied = copies.for_replica(third, 1)
-        assert copied.device == "/device:CPU:1"
-        assert [each.op.type for each in copied.op.inputs] == ["Identity", "Const"]
-        assert copied.op.inputs[0] is copies.for_replica(second, 1)
-        assert {op.name for op in copied.op.inputs[0].op.control_inputs} == {"before", "replica_1/own"}
-        assert copies.for_replica(second, 1)._keras_strategies_summed_over_rows
+        copies.end()
+        other = copies.for_replica(second, 1)
+        assert other._keras_strategies_summed_over_rows
+        with copies.made_for_all(), tf.control_dependencies([second]):
+            after = tf.constant(2.0, name="after")
+        with tf.control_dependencies([other]):
+            after_other = tf.constant(3.0, name="after_other")
+        assembled: Any = assemble(copies, copies.graph.outer_graph, [other, after, after_other])
+        other, after, after_other = assembled
+        assert [other.name, other.device] == ["replica_1/second:0", "/device:CPU:1"]
+        assert other._keras_strategies_summed_over_rows
+        assert {op.name for op in other.op.control_inputs} == {"before", "replica_1/own"}
+        assert {op.name for op in after.op.control_inputs} == {"second", "replica_1/second"}
+        assert {op.name for op in after_other.op.control_inputs} == {"replica_1/second"}
 
     in_graph(check)
+
+
+def test_an_op_comes_after_an_input_that_it_got_later() -> None:
+    def check(copies: ReplicaCopies) -> None:
+        v = tf.constant(1.0)
+        copies.begin()
+        with tf.device("/device:CPU:0"):
+            early = tf.sqrt(v, name="early")
+            tf.identity(early, name="between")
+            late = tf.exp(v, name="late")
+        early.op._update_input(0, late)
+        copies.end()
+        [made] = assemble(copies, copies.graph.outer_graph, [early])
+        names = [op.name for op in made.graph.get_operations()]
+        order = [names.index(f"{prefix}{name}") for name in ("late", "early", "between") for prefix in ("", "replica_1/")]
+        assert order == sorted(order)
+        assert made.op.inputs[0].op.name == "late"
+
+    in_graph(check)
+
+
+def test_names_stay_as_they_are() -> None:
+    @tf.function(autograph=False)
+    def traced() -> Any:
+        # Names of the caller are not used again.
+        outside = [tf.constant(1.0, name=name) for name in ("a", "replica_1/a")]
+        graph = tf.compat.v1.get_default_graph()
+        found: list[Any] = []
+        for _ in range(2):
+            inner = new_graph(graph)
+            with inner.as_default(), tf.device("/device:CPU:0"):
+                copies = ReplicaCopies(inner, [("/device:CPU:0", "/device:CPU:1")], dict)
+                copies.begin()
+                value = tf.add(captured(inner, outside[0]), 1.0, name="a")
+                copies.end()
+            found += assemble(copies, graph, [value])
+        return found[0] + found[1]
+
+    function = traced.get_concrete_function()
+    names = {op.name for op in function.graph.get_operations()}
+    assert {"a", "a_2", "a_3", "replica_1/a", "replica_1/a_2", "replica_1/a_3"} <= names
+    assert function().numpy() == 4.0

@@ -1,0 +1,231 @@
+"""Adds a step to the graph of its caller, with the ops of the first local replica once for each local replica.
+
+The step has been traced in a graph of its own, see `replica_copies`. Its ops are imported in the order in which they
+were made, by which ``tf.function`` orders reads and writes of a variable: each op of the first replica is followed by
+its copies. An op that was given an input later, such as a loop by its gradient, comes after that input.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from strategies._tf_internals import PerReplica, func_graph, tf_stack
+from strategies.batches.shares import NotAlikeError
+from strategies.collectives.tf_runtime.order import continue_order
+from strategies.collectives.traced_ops import IndependentOps
+from strategies.steps.common_ops import merge_common, versions_read
+from strategies.steps.copied_marks import copy_marks
+from strategies.steps.copy_obstacles import Obstacles
+from strategies.steps.function_copies import FunctionCopies
+from strategies.steps.graph_import import import_nodes
+from strategies.steps.replica_copies import ReplicaCopies
+
+
+def new_graph(caller: Any) -> Any:
+    """Returns a graph in which a step can be traced that :func:`assemble` adds to the graph of its caller."""
+    graph = func_graph.FuncGraph("step")
+    # Names stay as they are when ops are added to the caller's graph.
+    graph._names_in_use.update(caller._names_in_use)
+    # Branches and loops order their own ops only if the graph around them says so.
+    graph._add_control_dependencies = True
+    graph.experimental_acd_manager = IndependentOps()
+    return graph
+
+
+def captured(graph: Any, value: Any) -> Any:
+    """Returns a nest of a caller's values, with its tensors captured by the graph of a step, with their marks."""
+
+    def of_tensor(tensor: Any) -> Any:
+        is_outside = isinstance(tensor, tf.Tensor) and not hasattr(tensor, "numpy")
+        return copy_marks(tensor, graph.capture(tensor)) if is_outside else tensor
+
+    return _mapped(of_tensor, value)
+
+
+def assemble(copies: ReplicaCopies, caller: Any, outputs: Any) -> Any:
+    """Adds a traced step to the graph of its caller, and returns the step's outputs there.
+
+    Args:
+        copies: the values of other replicas that the traced graph takes.
+        caller: the graph of the caller.
+        outputs: a nest of values, with tensors of the traced graph.
+
+    Raises:
+        NotAlikeError: an op of the first replica cannot be copied.
+    """
+    assembly = _Assembly(copies)
+    imported = assembly.import_into(caller)
+    manager = getattr(caller, "experimental_acd_manager", None)
+    if manager is not None:
+        for name in copies.graph.experimental_acd_manager.names:
+            manager.run_independently(caller.get_operation_by_name(name))
+    continue_order(copies.graph, caller)
+
+    def of_tensor(tensor: Any) -> Any:
+        if not isinstance(tensor, tf.Tensor) or hasattr(tensor, "numpy") or tensor.graph is not copies.graph:
+            return tensor
+        name = assembly.name(tensor.name, 0)
+        final = imported[name] if name in imported else caller.get_tensor_by_name(name)
+        final.set_shape(tensor.shape)
+        return copy_marks(tensor, final)
+
+    return _mapped(of_tensor, outputs)
+
+
+class _Assembly:
+    """The nodes of a traced step, with those of the first local replica once for each local replica."""
+
+    def __init__(self, copies: ReplicaCopies) -> None:
+        self._copies = copies
+        self._traced = copies.graph
+        ops = self._traced.get_operations()
+        # The definitions of the first replica's ops.
+        self._own = {op.name: op.node_def for op in ops if op.name in copies.own}
+        if (reason := Obstacles().reason(self._own.values())) is not None:
+            raise NotAlikeError(reason)
+        # By the name of an op of the first replica that is left out: the op that computes the same.
+        self._same = merge_common(self._own, versions_read(ops))
+        self._prefixes = ["", *(f"{self._traced.unique_name(f'replica_{r}')}/" for r in range(1, copies.num_replicas))]
+        self._resolved = functools.cache(self._resolve)
+
+    def import_into(self, caller: Any) -> Mapping[str, Any]:
+        """Adds all nodes to a graph, and returns the tensors of this graph that the step takes, by their names."""
+        for function in self._traced._functions.values():
+            caller._add_function_recursive(function)
+        functions = FunctionCopies(caller, self._copies.device)
+        nodes = tf.compat.v1.GraphDef(versions=self._traced.graph_def_versions)
+        traces = tf_stack.GraphDebugInfoBuilder()
+        # By the name of a node: the op of which it is a copy.
+        originals: dict[str, str] = {}
+        for op in self._ordered():
+            traces.AccumulateStackTrace("", op.name, op.traceback)
+            made = self._nodes_of(op, functions)
+            nodes.node.extend(made)
+            originals |= {node.name: op.name for node in made}
+        # Errors of a running step show where the program made an op.
+        found = traces.Build()
+        by_original = dict(found.name_to_trace_id)
+        found.name_to_trace_id.clear()
+        found.name_to_trace_id.update({name: by_original[f"{op}@"] for name, op in originals.items()})
+        nodes.debug_info.CopyFrom(found)
+        with caller.as_default(), tf.control_dependencies(None), tf.device(None):
+            taken = {inner.name: caller.capture(outer) for outer, inner in self._traced.captures}
+            import_nodes(caller, nodes, taken)
+        return taken
+
+    def name(self, tensor: str, replica: int) -> str:
+        """Returns the name of a replica's tensor in the caller's graph, for a tensor of the traced graph."""
+        found, replica = self._resolved(tensor, replica)
+        return f"{self._prefixes[replica]}{found}"
+
+    def _resolve(self, tensor: str, replica: int) -> tuple[str, int]:
+        """Returns the traced tensor that a replica takes, and the replica that has it; 0 if it belongs to all."""
+        op, _, index = tensor.partition(":")
+        tensor = f"{op}:{index or 0}"
+        if op in self._copies.awaited:
+            awaited, replica = self._copies.awaited[op]
+            op, _, index = awaited.name.partition(":")
+        elif replica > 0 and (pair := self._copies.pairs.named(tensor)) is not None:
+            return self._resolve(pair[replica].name, 0)
+        if op in self._copies.own:
+            return f"{self._same.get(op, op)}:{index or 0}", replica
+        resource = self._copies.resource(tensor, replica) if replica > 0 else None
+        return (tensor if resource is None else resource.name), 0
+
+    def _resolved_op(self, op: str, replica: int) -> tuple[str, int]:
+        """Returns the traced op for which a replica waits, and the replica that has it; 0 if it belongs to all."""
+        if op in self._copies.awaited:
+            awaited, replica = self._copies.awaited[op]
+            op = awaited.op.name
+        return self._same.get(op, op), replica if op in self._copies.own else 0
+
+    def _input(self, each: str, replica: int) -> str:
+        """Returns the input of a replica's node, for one of a traced node."""
+        if not each.startswith("^"):
+            return self.name(each, replica)
+        name, replica = self._resolved_op(each[1:], replica)
+        return f"^{self._prefixes[replica]}{name}"
+
+    def _nodes_of(self, op: Any, functions: FunctionCopies) -> list[Any]:
+        """Returns the node of an op; for an op of the first replica, one for each replica."""
+        if op.name not in self._own:
+            node = op.node_def
+            node.input[:] = [self._input(each, 0) for each in node.input]
+            waits = (self._input(f"^{name}", r) for names, r in self._copies.waiting.get(op.name, ()) for name in names)
+            node.input.extend(each for each in dict.fromkeys(waits) if each not in node.input)
+            self._keep_colocations(node)
+            return [node]
+        original = self._own[op.name]
+        # All ops of a replica have devices.
+        original.attr.pop("_class", None)
+        made = []
+        for replica, prefix in enumerate(self._prefixes):
+            node = type(original)()
+            node.CopyFrom(original)
+            node.name = f"{prefix}{original.name}"
+            node.device = self._copies.device(original.device, replica)
+            node.input[:] = [self._input(each, replica) for each in original.input]
+            functions.let_call(node, replica)
+            made.append(node)
+        return made
+
+    def _keep_colocations(self, node: Any) -> None:
+        """Removes colocations with captured placeholders and with ops that have been merged."""
+        if "_class" in node.attr:
+            kept = [each for each in node.attr["_class"].list.s if each.decode().removeprefix("loc:@") in self._added]
+            if kept:
+                node.attr["_class"].list.s[:] = kept
+            else:
+                del node.attr["_class"]
+
+    @functools.cached_property
+    def _added(self) -> set[str]:
+        """The names of the traced ops that are added to the caller's graph."""
+        left_out = {inner.op.name for _, inner in self._traced.captures} | self._copies.awaited.keys() | self._same.keys()
+        return {op.name for op in self._traced.get_operations()} - left_out
+
+    def _ordered(self) -> Iterator[Any]:
+        """Iterates over the ops that are added: in the order in which they were made, each after what it needs."""
+        done: set[str] = set()
+        seen: set[str] = set()
+        for first in self._traced.get_operations():
+            waiting = [first.name] if first.name in self._added else []
+            while waiting:
+                name = waiting[-1]
+                needed = () if name in seen else self._needed(self._traced.get_operation_by_name(name))
+                seen.add(name)
+                missing = [each for each in needed if each in self._added and each not in seen]
+                if missing:
+                    waiting += reversed(missing)
+                    continue
+                waiting.pop()
+                if name not in done:
+                    done.add(name)
+                    yield self._traced.get_operation_by_name(name)
+
+    def _needed(self, op: Any) -> Iterable[str]:
+        """Iterates over the names of the traced ops that come before the nodes of an op."""
+        is_own = op.name in self._own
+        for each in (self._own[op.name] if is_own else op.node_def).input:
+            if each.startswith("^"):
+                yield self._resolved_op(each[1:], 0)[0]
+            else:
+                for replica in range(self._copies.num_replicas if is_own else 1):
+                    yield self._resolved(each, replica)[0].partition(":")[0]
+        for names, _ in self._copies.waiting.get(op.name, ()):
+            yield from (self._resolved_op(name, 0)[0] for name in names)
+
+
+def _mapped(of_tensor: Any, value: Any) -> Any:
+    """Returns a nest with a function applied to each tensor in it, also in composite tensors; variables stay."""
+
+    def of_leaf(leaf: Any) -> Any:
+        if isinstance(leaf, tf.Variable) or not (tf.is_tensor(leaf) or isinstance(leaf, PerReplica)):
+            return leaf
+        return tf.nest.map_structure(of_tensor, leaf, expand_composites=True)
+
+    return tf.nest.map_structure(of_leaf, value)
