@@ -118,6 +118,10 @@ from tensorflow.python.framework.config import is_op_determinism_enabled
 # Registry of the gradients of graphs, by name; entries are permanent. The public name of the class is the same class.
 from tensorflow.python.framework.ops import RegisterGradient, gradient_registry
 
+# Optimizes a graph that does not run yet, for the devices of a cluster. There is no public name.
+from tensorflow.python.grappler import cluster as grappler_clusters
+from tensorflow.python.grappler import tf_optimizer as grappler_optimizer
+
 # The shape of a captured variable, as its graph records it: no public name reads or sets it.
 from tensorflow.python.ops import handle_data_util
 
@@ -180,6 +184,8 @@ __all__ = [
     "gradient_record",
     "gradient_registry",
     "gradient_tape",
+    "grappler_clusters",
+    "grappler_optimizer",
     "handle_data_util",
     "is_mirrored",
     "is_op_determinism_enabled",

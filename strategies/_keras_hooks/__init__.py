@@ -23,6 +23,7 @@ from strategies._keras_hooks import (
     files,
     gathered_functions,
     gradients,
+    graph_errors,
     inputs,
     loops,
     losses,
@@ -50,6 +51,7 @@ def install() -> None:
     backend_functions.install()
     callbacks.install()
     control_dependencies.install()
+    graph_errors.install()
     distributed_models.install()
     distributed_optimizers.install()
     files.install()

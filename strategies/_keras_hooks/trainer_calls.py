@@ -24,7 +24,7 @@ from strategies.batches.prefetch import ReadAheadIterator
 from strategies.batches.shares import NotAlikeError
 from strategies.engine.engine import engine_of
 from strategies.steps.context import TrainerCall, called_by_trainer, trainer_call
-from strategies.steps.graph_optimization import optimized_once
+from strategies.steps.graph_optimization import StepOptimization
 
 _logger = logging.getLogger(__name__)
 
@@ -53,14 +53,14 @@ def as_trainer_call(
     steps: list[tuple[tf.TypeSpec, Step]] = []
     counters = Counters(model)
     traces_once = engine.layout.num_local > 1
-    has_devices = traces_once or engine.parts.mesh.size > 1
+    optimization = StepOptimization() if traces_once or engine.parts.mesh.size > 1 else None
 
     def in_trainer(step: Callable[[], Any], draws_batches: bool) -> Any:
         nonlocal function, traces_once
-        with optimized_once() if has_devices else contextlib.nullcontext():
+        with contextlib.nullcontext() if optimization is None else optimization.running():
             if traces_once:
                 try:
-                    with called_by_trainer(TrainerCall(combination, draws_batches, traces_once=True)):
+                    with called_by_trainer(TrainerCall(combination, draws_batches, True, optimization)):
                         return step()
                 except NotAlikeError as reason:
                     _logger.debug("%r: each replica is traced, as %s.", model.name, reason)

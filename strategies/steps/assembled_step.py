@@ -8,20 +8,23 @@ its copies. An op that was given an input later, such as a loop by its gradient,
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from strategies._tf_internals import PerReplica, func_graph, tf_stack
+from strategies._tf_internals import PerReplica, func_graph
 from strategies.batches.shares import NotAlikeError
 from strategies.collectives.tf_runtime.order import continue_order
 from strategies.collectives.traced_ops import IndependentOps
 from strategies.steps.common_ops import merge_common, versions_read
+from strategies.steps.context import trainer_call
 from strategies.steps.copied_marks import copy_marks
 from strategies.steps.copy_obstacles import Obstacles
 from strategies.steps.function_copies import FunctionCopies
 from strategies.steps.graph_import import import_nodes
+from strategies.steps.op_places import note_places
+from strategies.steps.optimized_replica import optimize
 from strategies.steps.replica_copies import ReplicaCopies
 
 
@@ -57,7 +60,9 @@ def assemble(copies: ReplicaCopies, caller: Any, outputs: Any) -> Any:
     Raises:
         NotAlikeError: an op of the first replica cannot be copied.
     """
-    assembly = _Assembly(copies)
+    flat: list[Any] = []
+    _mapped(flat.append, outputs)
+    assembly = _Assembly(copies, [each for each in flat if _is_of(copies.graph, each)])
     imported = assembly.import_into(caller)
     manager = getattr(caller, "experimental_acd_manager", None)
     if manager is not None:
@@ -66,7 +71,7 @@ def assemble(copies: ReplicaCopies, caller: Any, outputs: Any) -> Any:
     continue_order(copies.graph, caller)
 
     def of_tensor(tensor: Any) -> Any:
-        if not isinstance(tensor, tf.Tensor) or hasattr(tensor, "numpy") or tensor.graph is not copies.graph:
+        if not _is_of(copies.graph, tensor):
             return tensor
         name = assembly.name(tensor.name, 0)
         final = imported[name] if name in imported else caller.get_tensor_by_name(name)
@@ -77,18 +82,26 @@ def assemble(copies: ReplicaCopies, caller: Any, outputs: Any) -> Any:
 
 
 class _Assembly:
-    """The nodes of a traced step, with those of the first local replica once for each local replica."""
+    """The nodes of a traced step, with those of the first local replica once for each local replica.
 
-    def __init__(self, copies: ReplicaCopies) -> None:
+    Args:
+        copies: the values of other replicas that the traced graph takes.
+        outputs: the tensors of the traced graph that the caller takes.
+    """
+
+    def __init__(self, copies: ReplicaCopies, outputs: Sequence[Any]) -> None:
         self._copies = copies
         self._traced = copies.graph
         ops = self._traced.get_operations()
-        # The definitions of the first replica's ops.
+        left_out = {inner.op.name for _, inner in self._traced.captures} | copies.awaited.keys()
+        # The nodes of ops that are no replica's, and those of the first replica.
+        self._common = {op.name: op.node_def for op in ops if op.name not in copies.own and op.name not in left_out}
         self._own = {op.name: op.node_def for op in ops if op.name in copies.own}
         if (reason := Obstacles().reason(self._own.values())) is not None:
             raise NotAlikeError(reason)
         # By the name of an op of the first replica that is left out: the op that computes the same.
         self._same = merge_common(self._own, versions_read(ops))
+        self._optimize(outputs)
         self._prefixes = ["", *(f"{self._traced.unique_name(f'replica_{r}')}/" for r in range(1, copies.num_replicas))]
         self._resolved = functools.cache(self._resolve)
 
@@ -98,23 +111,16 @@ class _Assembly:
             caller._add_function_recursive(function)
         functions = FunctionCopies(caller, self._copies.device)
         nodes = tf.compat.v1.GraphDef(versions=self._traced.graph_def_versions)
-        traces = tf_stack.GraphDebugInfoBuilder()
         # By the name of a node: the op of which it is a copy.
-        originals: dict[str, str] = {}
-        for op in self._ordered():
-            traces.AccumulateStackTrace("", op.name, op.traceback)
-            made = self._nodes_of(op, functions)
+        made_as: dict[str, str] = {}
+        for name in self._ordered():
+            made = self._copies_of(name, functions) if name in self._own else [self._node_of(name)]
             nodes.node.extend(made)
-            originals |= {node.name: op.name for node in made}
-        # Errors of a running step show where the program made an op.
-        found = traces.Build()
-        by_original = dict(found.name_to_trace_id)
-        found.name_to_trace_id.clear()
-        found.name_to_trace_id.update({name: by_original[f"{op}@"] for name, op in originals.items()})
-        nodes.debug_info.CopyFrom(found)
+            made_as |= {node.name: name for node in made}
         with caller.as_default(), tf.control_dependencies(None), tf.device(None):
             taken = {inner.name: caller.capture(outer) for outer, inner in self._traced.captures}
             import_nodes(caller, nodes, taken)
+        note_places(caller, self._traced.get_operations(), made_as)
         return taken
 
     def name(self, tensor: str, replica: int) -> str:
@@ -131,7 +137,7 @@ class _Assembly:
             op, _, index = awaited.name.partition(":")
         elif replica > 0 and (pair := self._copies.pairs.named(tensor)) is not None:
             return self._resolve(pair[replica].name, 0)
-        if op in self._copies.own:
+        if self._is_own(op):
             return f"{self._same.get(op, op)}:{index or 0}", replica
         resource = self._copies.resource(tensor, replica) if replica > 0 else None
         return (tensor if resource is None else resource.name), 0
@@ -141,7 +147,10 @@ class _Assembly:
         if op in self._copies.awaited:
             awaited, replica = self._copies.awaited[op]
             op = awaited.op.name
-        return self._same.get(op, op), replica if op in self._copies.own else 0
+        return self._same.get(op, op), replica if self._is_own(op) else 0
+
+    def _is_own(self, op: str) -> bool:
+        return op in self._copies.own or op in self._own
 
     def _input(self, each: str, replica: int) -> str:
         """Returns the input of a replica's node, for one of a traced node."""
@@ -150,74 +159,94 @@ class _Assembly:
         name, replica = self._resolved_op(each[1:], replica)
         return f"^{self._prefixes[replica]}{name}"
 
-    def _nodes_of(self, op: Any, functions: FunctionCopies) -> list[Any]:
-        """Returns the node of an op; for an op of the first replica, one for each replica."""
-        if op.name not in self._own:
-            node = op.node_def
-            node.input[:] = [self._input(each, 0) for each in node.input]
-            waits = (self._input(f"^{name}", r) for names, r in self._copies.waiting.get(op.name, ()) for name in names)
-            node.input.extend(each for each in dict.fromkeys(waits) if each not in node.input)
-            self._keep_colocations(node)
-            return [node]
-        original = self._own[op.name]
+    def _node_of(self, name: str) -> Any:
+        """Returns the node of an op that is no replica's."""
+        node = self._common[name]
+        node.input[:] = [self._input(each, 0) for each in node.input]
+        waits = (self._input(f"^{each}", r) for before, r in self._copies.waiting.get(name, ()) for each in before)
+        node.input.extend(each for each in dict.fromkeys(waits) if each not in node.input)
+        if "_class" in node.attr:
+            # Not with arguments of the function, nor with ops that have been merged.
+            beside = node.attr["_class"].list.s
+            kept = [each for each in beside if self._is_added(each.decode().removeprefix("loc:@"))]
+            beside[:] = kept
+            if not kept:
+                del node.attr["_class"]
+        return node
+
+    def _copies_of(self, name: str, functions: FunctionCopies) -> list[Any]:
+        """Returns the nodes of all replicas for one of the first replica."""
+        original = self._own[name]
         # All ops of a replica have devices.
         original.attr.pop("_class", None)
         made = []
         for replica, prefix in enumerate(self._prefixes):
             node = type(original)()
             node.CopyFrom(original)
-            node.name = f"{prefix}{original.name}"
+            node.name = f"{prefix}{name}"
             node.device = self._copies.device(original.device, replica)
             node.input[:] = [self._input(each, replica) for each in original.input]
             functions.let_call(node, replica)
             made.append(node)
         return made
 
-    def _keep_colocations(self, node: Any) -> None:
-        """Removes colocations with captured placeholders and with ops that have been merged."""
-        if "_class" in node.attr:
-            kept = [each for each in node.attr["_class"].list.s if each.decode().removeprefix("loc:@") in self._added]
-            if kept:
-                node.attr["_class"].list.s[:] = kept
-            else:
-                del node.attr["_class"]
+    def _optimize(self, outputs: Sequence[Any]) -> None:
+        """Optimizes the ops of the first replica, if they are then optimized for all replicas."""
+        optimization = trainer_call().optimization
+        config = None if optimization is None else optimization.for_replica()
+        if optimization is None or config is None:
+            return
+        taken = [each for node in self._common.values() for each in node.input]
+        taken += [tensor.name for tensor in (*outputs, *(tensor for tensor, _ in self._copies.awaited.values()))]
+        taken += [name for waits in self._copies.waiting.values() for before, _ in waits for name in before]
+        names = {each.removeprefix("^").partition(":")[0] for each in taken}
+        found = optimize(self._own, self._traced, {self._same.get(name, name) for name in names}, config)
+        if found is not None:
+            self._own = found
+            optimization.note_optimized()
 
     @functools.cached_property
-    def _added(self) -> set[str]:
-        """The names of the traced ops that are added to the caller's graph."""
-        left_out = {inner.op.name for _, inner in self._traced.captures} | self._copies.awaited.keys() | self._same.keys()
-        return {op.name for op in self._traced.get_operations()} - left_out
+    def _names(self) -> dict[str, None]:
+        """The names of all traced ops, in the order in which they were made."""
+        return dict.fromkeys(op.name for op in self._traced.get_operations())
 
-    def _ordered(self) -> Iterator[Any]:
-        """Iterates over the ops that are added: in the order in which they were made, each after what it needs."""
+    def _is_added(self, name: str) -> bool:
+        return name in self._own or name in self._common
+
+    def _ordered(self) -> Iterator[str]:
+        """Iterates over the names of nodes: in the order in which their ops were made, each after what it needs."""
         done: set[str] = set()
         seen: set[str] = set()
-        for first in self._traced.get_operations():
-            waiting = [first.name] if first.name in self._added else []
+        for first in self._names:
+            waiting = [first] if self._is_added(first) else []
             while waiting:
                 name = waiting[-1]
-                needed = () if name in seen else self._needed(self._traced.get_operation_by_name(name))
+                needed = () if name in seen else self._needed(name)
                 seen.add(name)
-                missing = [each for each in needed if each in self._added and each not in seen]
+                missing = [each for each in needed if self._is_added(each) and each not in seen]
                 if missing:
                     waiting += reversed(missing)
                     continue
                 waiting.pop()
                 if name not in done:
                     done.add(name)
-                    yield self._traced.get_operation_by_name(name)
+                    yield name
 
-    def _needed(self, op: Any) -> Iterable[str]:
-        """Iterates over the names of the traced ops that come before the nodes of an op."""
-        is_own = op.name in self._own
-        for each in (self._own[op.name] if is_own else op.node_def).input:
+    def _needed(self, name: str) -> Iterator[str]:
+        """Iterates over the names of the nodes that come before those of an op."""
+        is_own = name in self._own
+        for each in (self._own[name] if is_own else self._common[name]).input:
             if each.startswith("^"):
                 yield self._resolved_op(each[1:], 0)[0]
             else:
                 for replica in range(self._copies.num_replicas if is_own else 1):
                     yield self._resolved(each, replica)[0].partition(":")[0]
-        for names, _ in self._copies.waiting.get(op.name, ()):
-            yield from (self._resolved_op(name, 0)[0] for name in names)
+        for before, _ in self._copies.waiting.get(name, ()):
+            yield from (self._resolved_op(each, 0)[0] for each in before)
+
+
+def _is_of(graph: Any, value: Any) -> bool:
+    return isinstance(value, tf.Tensor) and not hasattr(value, "numpy") and value.graph is graph
 
 
 def _mapped(of_tensor: Any, value: Any) -> Any:

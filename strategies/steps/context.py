@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from strategies.batches.shares import Combination, Share
+from strategies.steps.graph_optimization import StepOptimization
 from strategies.steps.replica_copies import ReplicaCopies
 
 #: Takes fused reductions; returns the result of an update and the reductions' sums.
@@ -26,11 +27,13 @@ class TrainerCall:
         combination: how the trainer combines the outputs of replicas; None in a custom loop.
         draws_batches: True if the function that runs the step also draws its batches, the next one during each step.
         traces_once: True if one replica may be traced for all local ones: the caller handles `NotAlikeError`.
+        optimization: chooses how the graphs of the function are optimized, if the caller does.
     """
 
     combination: Combination = None
     draws_batches: bool = False
     traces_once: bool = False
+    optimization: StepOptimization | None = None
 
 
 @dataclass(frozen=True)
@@ -49,7 +52,7 @@ class StepContext:
         weights: by local replica, the units of sharded weights and their states, see `sharding.units`; empty if the
             weights are whole, or have changed since a replica read them.
         totals: sums of metric state over all replicas, by the variables' references, while these are read; else None.
-        copies: copies the ops of the first local replica for the others; None if each replica is traced.
+        copies: the values of the other local replicas, if the first is traced for all; None if each is traced.
     """
 
     shares: tuple[Share, ...] = ()

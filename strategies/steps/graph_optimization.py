@@ -6,6 +6,9 @@ constants. Nor do some passes change anything: those for memory and data layouts
 TensorFlow Graph IR infer shapes, which later passes infer again, and move ops into branches. They take half of the
 time. In a convolutional network, a transformer and a recurrent network on two devices, all other ops that run are the
 same (``tests/strategies/steps/test_graph_optimization.py``).
+
+Where one replica is traced for all, its ops are optimized before they are copied, see `optimized_replica`; then the
+graph of all replicas only loses ops and edges that have become superfluous.
 """
 
 from __future__ import annotations
@@ -20,27 +23,68 @@ import tensorflow as tf
 from strategies._tf_internals import eager_context
 
 
-@contextlib.contextmanager
-def optimized_once() -> Iterator[None]:
-    """Context manager: the graphs of functions that are called for the first time are optimized once, by few passes.
+class StepOptimization:
+    """Chooses how TensorFlow optimizes the graphs of one function that runs steps.
 
     What the program has chosen itself is kept.
     """
-    context = eager_context.context()
-    before = context.function_call_options
-    has_gpus = bool(tf.config.list_logical_devices("GPU"))
-    own = _options(before.executor_type, before.config_proto_serialized, has_gpus)
-    context.function_call_options = own
-    try:
-        yield
-    finally:
-        # Options of `tf.config` that were changed meanwhile stay.
-        if context.function_call_options is own:
-            context.function_call_options = before
+
+    def __init__(self) -> None:
+        self._replicas_are_optimized = False
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Context manager: the graphs of functions that are called for the first time are optimized once."""
+        context = eager_context.context()
+        before = context.function_call_options
+        self._own = self._chosen(before)
+        context.function_call_options = self._own
+        try:
+            yield
+        finally:
+            # Options of `tf.config` that were changed meanwhile stay.
+            if context.function_call_options is self._own:
+                context.function_call_options = before
+
+    def for_replica(self) -> Any:
+        """Returns the configuration with which a replica's ops are optimized before they are copied, or None."""
+        config = tf.compat.v1.ConfigProto.FromString(self._own.config_proto_serialized)
+        is_off = config.graph_options.rewrite_options.disable_meta_optimizer
+        return None if _has_gpus() or is_off else config
+
+    def note_optimized(self) -> None:
+        """Records that the replicas of the traced step have been optimized."""
+        context = eager_context.context()
+        self._replicas_are_optimized = True
+        if context.function_call_options is self._own:
+            self._own = self._chosen(self._own)
+            context.function_call_options = self._own
+
+    def _chosen(self, options: Any) -> Any:
+        return _options(
+            options.executor_type, options.config_proto_serialized, _has_gpus(), self._replicas_are_optimized
+        )
+
+
+def _has_gpus() -> bool:
+    return bool(tf.config.list_logical_devices("GPU"))
+
+
+#: What is not done again for ops that have been optimized.
+_DONE_FOR_REPLICAS = (
+    "arithmetic_optimization",
+    "common_subgraph_elimination",
+    "constant_folding",
+    "function_optimization",
+    "implementation_selector",
+    "loop_optimization",
+    "remapping",
+    "shape_optimization",
+)
 
 
 @functools.lru_cache(maxsize=8)
-def _options(executor_type: str | None, config_proto: bytes, has_gpus: bool) -> Any:
+def _options(executor_type: str | None, config_proto: bytes, has_gpus: bool, replicas_are_optimized: bool) -> Any:
     config = tf.compat.v1.ConfigProto.FromString(config_proto)
     rewriting = config.graph_options.rewrite_options
     if not rewriting.meta_optimizer_iterations:
@@ -52,4 +96,7 @@ def _options(executor_type: str | None, config_proto: bytes, has_gpus: bool) -> 
             rewriting.memory_optimization = rewriting.NO_MEM_OPT
         if not rewriting.layout_optimizer and not rewriting.cpu_layout_conversion:
             rewriting.layout_optimizer = rewriting.OFF
+    if replicas_are_optimized:
+        for each in _DONE_FOR_REPLICAS:
+            setattr(rewriting, each, rewriting.OFF)
     return eager_context.FunctionCallOptions(executor_type=executor_type, config_proto=config)

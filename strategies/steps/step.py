@@ -189,7 +189,8 @@ class Steps:
             copies = ReplicaCopies(
                 graph, devices, lambda: {**self.components.resources(), **self._row_weights.resources}
             )
-            outputs = self._run_here(fn, *captured(graph, (args, kwargs)), copies)
+            args, kwargs = captured(graph, (args, kwargs))
+            outputs = self._run_here(fn, args, kwargs, copies)
         return assemble(copies, caller, outputs)
 
     def _run_here(

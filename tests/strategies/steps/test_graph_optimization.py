@@ -12,10 +12,9 @@ import pytest
 import tensorflow as tf
 
 import strategies
-from strategies._keras_hooks import trainer_calls
 from strategies._tf_internals import eager_context
 from strategies.steps import graph_optimization
-from strategies.steps.graph_optimization import optimized_once
+from strategies.steps.graph_optimization import StepOptimization
 from tests.executed_graphs import executed_graphs
 
 
@@ -60,7 +59,8 @@ def test_ops_that_run_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graph_optimization, "_options", original)
     once = executed(2)
     assert original.called
-    monkeypatch.setattr(trainer_calls, "optimized_once", lambda: tf.name_scope("twice"))
+    monkeypatch.setattr(StepOptimization, "running", lambda self: tf.name_scope("twice"))
+    monkeypatch.setattr(StepOptimization, "for_replica", lambda self: None)
     twice = executed(2)
     assert sum(once.values()) > 300
     different = {key for key in once | twice if once[key] != twice[key]}
@@ -69,9 +69,9 @@ def test_ops_that_run_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_options_are_put_back_and_kept() -> None:
     before = iterations()
-    with optimized_once():
+    with StepOptimization().running():
         assert iterations() == 1
     assert iterations() == before
-    with optimized_once():
+    with StepOptimization().running():
         tf.config.optimizer.set_experimental_options({"remapping": True})
     assert iterations() == before

@@ -113,7 +113,8 @@ def test_an_op_comes_after_an_input_that_it_got_later() -> None:
         copies.end()
         [made] = assemble(copies, copies.graph.outer_graph, [early])
         names = [op.name for op in made.graph.get_operations()]
-        order = [names.index(f"{prefix}{name}") for name in ("late", "early", "between") for prefix in ("", "replica_1/")]
+        expected = [f"{prefix}{name}" for name in ("late", "early", "between") for prefix in ("", "replica_1/")]
+        order = [names.index(name) for name in expected]
         assert order == sorted(order)
         assert made.op.inputs[0].op.name == "late"
 

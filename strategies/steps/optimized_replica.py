@@ -1,0 +1,92 @@
+"""Lets TensorFlow optimize the ops of one replica, before they are copied for the others.
+
+TensorFlow's graph optimizer (Grappler) would take most of the time in which a step of eight devices is compiled, to do
+the same eight times. Here it sees one replica: what that takes from outside are placeholders, and what others take from
+it stays. Its copies then need the last two passes only, which remove superfluous ops and edges of all
+(`graph_optimization`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import tensorflow as tf
+
+from strategies._tf_internals import grappler_clusters, grappler_optimizer, op_definitions
+from strategies.steps.function_copies import functions_of
+
+_READS = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape")
+
+
+def optimize(nodes: dict[str, Any], graph: Any, kept: Collection[str], config: Any) -> dict[str, Any] | None:
+    """Returns optimized nodes of a graph; nodes that stay have the names that they had.
+
+    Args:
+        nodes: by their names.
+        graph: the graph from which they are.
+        kept: the names of the nodes whose outputs others take; and nodes with effects stay.
+        config: a `tf.compat.v1.ConfigProto`, which says what is optimized.
+
+    Returns:
+        None if a node calls a function: TensorFlow optimizes branches and loops together with what is around them.
+    """
+    if any(functions_of(node) for node in nodes.values()):
+        return None
+    graph_def = tf.compat.v1.GraphDef(versions=graph.graph_def_versions)
+    # By what is taken from outside, "name:index" or "^name": the name of its placeholder.
+    outside: dict[str, str] = {}
+    for node in nodes.values():
+        copied = graph_def.node.add()
+        copied.CopyFrom(node)
+        # All nodes have devices.
+        copied.attr.pop("_class", None)
+        for i, each in enumerate(node.input):
+            name, _, index = each.removeprefix("^").partition(":")
+            if name not in nodes:
+                taken = each if each.startswith("^") else f"{name}:{index or 0}"
+                placeholder = outside.setdefault(taken, f"outside_{len(outside)}")
+                copied.input[i] = f"^{placeholder}" if each.startswith("^") else placeholder
+    for taken, placeholder in outside.items():
+        op = graph.get_operation_by_name(taken.removeprefix("^").partition(":")[0])
+        made = graph_def.node.add(name=placeholder, op="Placeholder", device=op.device)
+        made.attr["dtype"].type = tf.float32.as_datatype_enum
+        if not taken.startswith("^"):
+            tensor = graph.get_tensor_by_name(taken)
+            made.attr["dtype"].type = tensor.dtype.as_datatype_enum
+            made.attr["shape"].shape.CopyFrom(tensor.shape.as_proto())
+    meta_graph = tf.compat.v1.MetaGraphDef(graph_def=graph_def)
+    meta_graph.collection_def["train_op"].node_list.value.extend(
+        name for name, node in nodes.items() if name in kept or _has_effects(node)
+    )
+    devices = sorted({node.device for node in nodes.values()})
+    found = grappler_optimizer.OptimizeGraph(config, meta_graph, verbose=False, cluster=_cluster(devices))
+    originals = {placeholder: taken for taken, placeholder in outside.items()}
+    optimized = {node.name: node for node in found.node if node.name not in originals}
+    for node in optimized.values():
+        node.input[:] = [_restored(each, originals) for each in node.input]
+    return optimized
+
+
+def _has_effects(node: Any) -> bool:
+    definition = op_definitions.get(node.op)
+    return definition is None or (definition.is_stateful and node.op not in _READS)
+
+
+def _cluster(devices: Collection[str]) -> Any:
+    named = []
+    for device in devices:
+        spec = tf.DeviceSpec.from_string(device)
+        named.append(grappler_clusters.device_properties_pb2.NamedDevice(name=device))
+        named[-1].properties.type = spec.device_type or "CPU"
+        named[-1].properties.num_cores = 1
+    return grappler_clusters.Cluster(devices=named)
+
+
+def _restored(each: str, originals: dict[str, str]) -> str:
+    """Returns an input of an optimized node, with a placeholder replaced by what it stands for."""
+    mark = "^" if each.startswith("^") else ""
+    original = originals.get(each.removeprefix("^").partition(":")[0])
+    if original is None:
+        return each
+    return mark + original.removeprefix("^").partition(":")[0] if mark else original
