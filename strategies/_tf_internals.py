@@ -11,6 +11,9 @@ from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2 as coor
 # add the functions of a library to the graph only, so that the runtime does not find those that a conditional calls.
 from tensorflow.core.function.polymorphism.function_type import FunctionType
 
+# Optimizes a graph that does not run yet, for the devices of a cluster. There is no public name.
+from tensorflow.core.protobuf import device_properties_pb2 as device_properties
+
 # Restarts the recording of tapes where it was stopped: the public names can only stop it.
 from tensorflow.python import pywrap_tfe
 
@@ -117,8 +120,6 @@ from tensorflow.python.framework.config import is_op_determinism_enabled
 
 # Registry of the gradients of graphs, by name; entries are permanent. The public name of the class is the same class.
 from tensorflow.python.framework.ops import RegisterGradient, gradient_registry
-
-# Optimizes a graph that does not run yet, for the devices of a cluster. There is no public name.
 from tensorflow.python.grappler import cluster as grappler_clusters
 from tensorflow.python.grappler import tf_optimizer as grappler_optimizer
 
@@ -177,6 +178,7 @@ __all__ = [
     "call_for_each_replica",
     "control_status_ctx",
     "coordination_config",
+    "device_properties",
     "eager_context",
     "func_graph",
     "get_current_replica_id_as_int",

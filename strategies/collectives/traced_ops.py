@@ -5,6 +5,8 @@ Handles are hidden from strategies and checkpoints.
 
 from __future__ import annotations
 
+import weakref
+
 import tensorflow as tf
 
 
@@ -54,3 +56,39 @@ class IndependentOps:
     def run_independently(self, op: tf.Operation) -> None:
         """Records an op, as TensorFlow's manager of automatic control dependencies does."""
         self.names.append(op.name)
+
+
+class Order:
+    """The first and the last collective of each device in each function that is being traced, by their names.
+
+    An op would keep its graph alive, and so its own entry.
+    """
+
+    def __init__(self) -> None:
+        self._ends: weakref.WeakKeyDictionary[tf.Graph, dict[str, tuple[str, str]]] = weakref.WeakKeyDictionary()
+
+    def last(self, device: str) -> list[tf.Operation]:
+        """Returns the last collective of a device in the function that is being traced, if there is one."""
+        graph = tf.compat.v1.get_default_graph()
+        ends = self._ends.get(graph, {}).get(device)
+        return [] if ends is None else [graph.get_operation_by_name(ends[1])]
+
+    def note(self, device: str, first: tf.Operation, last: tf.Operation) -> None:
+        """Records the ops with which the next collective of a device begins and ends."""
+        self._extend(tf.compat.v1.get_default_graph(), device, first.name, last.name)
+
+    def continue_in(self, traced: tf.Graph, caller: tf.Graph) -> None:
+        """Orders the collectives of a graph in another one, to which its ops have been added under their names."""
+        for device, (first, last) in self._ends.pop(traced, {}).items():
+            before = self._ends.get(caller, {}).get(device)
+            if before is not None:
+                caller.get_operation_by_name(first)._add_control_inputs([caller.get_operation_by_name(before[1])])
+            self._extend(caller, device, first, last)
+
+    def _extend(self, graph: tf.Graph, device: str, first: str, last: str) -> None:
+        ends = self._ends.setdefault(graph, {})
+        ends[device] = ends.get(device, (first, last))[0], last
+
+
+#: The order of the ops of this process.
+ORDER = Order()

@@ -15,8 +15,7 @@ import tensorflow as tf
 
 from strategies._tf_internals import PerReplica, func_graph
 from strategies.batches.shares import NotAlikeError
-from strategies.collectives.tf_runtime.order import continue_order
-from strategies.collectives.traced_ops import IndependentOps
+from strategies.collectives.traced_ops import ORDER, IndependentOps
 from strategies.steps.common_ops import merge_common, versions_read
 from strategies.steps.context import trainer_call
 from strategies.steps.copied_marks import copy_marks
@@ -68,7 +67,7 @@ def assemble(copies: ReplicaCopies, caller: Any, outputs: Any) -> Any:
     if manager is not None:
         for name in copies.graph.experimental_acd_manager.names:
             manager.run_independently(caller.get_operation_by_name(name))
-    continue_order(copies.graph, caller)
+    ORDER.continue_in(copies.graph, caller)
 
     def of_tensor(tensor: Any) -> Any:
         if not _is_of(copies.graph, tensor):

@@ -13,7 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from strategies._tf_internals import grappler_clusters, grappler_optimizer, op_definitions
+from strategies._tf_internals import device_properties, grappler_clusters, grappler_optimizer, op_definitions
 from strategies.steps.function_copies import functions_of
 
 _READS = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape")
@@ -77,7 +77,7 @@ def _cluster(devices: Collection[str]) -> Any:
     named = []
     for device in devices:
         spec = tf.DeviceSpec.from_string(device)
-        named.append(grappler_clusters.device_properties_pb2.NamedDevice(name=device))
+        named.append(device_properties.NamedDevice(name=device))
         named[-1].properties.type = spec.device_type or "CPU"
         named[-1].properties.num_cores = 1
     return grappler_clusters.Cluster(devices=named)

@@ -23,22 +23,19 @@ None of this was measured on GPUs.
 from __future__ import annotations
 
 import threading
-import weakref
 from collections.abc import Callable
 
 import tensorflow as tf
 
-from strategies.collectives.traced_ops import capturable, make_handle
+from strategies.collectives.traced_ops import ORDER, capturable, make_handle
 
 
 class _Tokens:
-    """The token of each device, and its first and last collective in each function that is being traced."""
+    """The token of each device."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._handles: dict[str, tf.Tensor] = {}
-        # By name: an op would keep its graph alive, and so its own entry.
-        self._ends: weakref.WeakKeyDictionary[tf.Graph, dict[str, tuple[str, str]]] = weakref.WeakKeyDictionary()
 
     def get(self, device: str) -> tf.Tensor:
         with self._lock, tf.init_scope():
@@ -47,25 +44,6 @@ class _Tokens:
                 with tf.device(device):
                     tf.raw_ops.AssignVariableOp(resource=self._handles[device], value=tf.constant(0.0))
             return self._handles[device]
-
-    def last(self, device: str) -> list[tf.Operation]:
-        graph = tf.compat.v1.get_default_graph()
-        ends = self._ends.get(graph, {}).get(device)
-        return [] if ends is None else [graph.get_operation_by_name(ends[1])]
-
-    def note(self, device: str, first: tf.Operation, last: tf.Operation) -> None:
-        self._extend(tf.compat.v1.get_default_graph(), device, first.name, last.name)
-
-    def continue_in(self, traced: tf.Graph, caller: tf.Graph) -> None:
-        for device, (first, last) in self._ends.pop(traced, {}).items():
-            before = self._ends.get(caller, {}).get(device)
-            if before is not None:
-                caller.get_operation_by_name(first)._add_control_inputs([caller.get_operation_by_name(before[1])])
-            self._extend(caller, device, first, last)
-
-    def _extend(self, graph: tf.Graph, device: str, first: str, last: str) -> None:
-        ends = self._ends.setdefault(graph, {})
-        ends[device] = ends.get(device, (first, last))[0], last
 
 
 _TOKENS = _Tokens()
@@ -83,20 +61,15 @@ def in_order(device: str, op: Callable[[list[tf.Tensor]], tf.Tensor], *, takes_t
     # Captured before any control dependency: a capture depends on nothing in the function.
     token = capturable(_TOKENS.get(device))
     with tf.device(device):
-        with tf.control_dependencies(_TOKENS.last(device)):
+        with tf.control_dependencies(ORDER.last(device)):
             if takes_token:
                 result = op([token])
-                _TOKENS.note(device, result.op, result.op)
+                ORDER.note(device, result.op, result.op)
                 return result
             entered = tf.raw_ops.AssignVariableOp(resource=token, value=tf.constant(0.0))
         with tf.control_dependencies([entered]):
             result = op([])
         with tf.control_dependencies([result]):
             left = tf.raw_ops.AssignVariableOp(resource=token, value=tf.constant(0.0))
-    _TOKENS.note(device, entered, left)
+    ORDER.note(device, entered, left)
     return result
-
-
-def continue_order(traced: tf.Graph, caller: tf.Graph) -> None:
-    """Orders the collectives of a graph whose ops have been added to another one, by their names, in that one."""
-    _TOKENS.continue_in(traced, caller)

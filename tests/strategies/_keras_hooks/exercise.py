@@ -6,6 +6,7 @@ a recording `wrap`, trains under strategies everything that needs hooks, and end
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import json
@@ -229,6 +230,15 @@ def on_parameter_device() -> None:
         save_by_orbax(model)
 
 
+def failing() -> None:
+    """Reads a row that a table does not have."""
+    with strategies.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Embedding(5, 2), keras.layers.Flatten()])
+        model.compile("sgd", "mse", jit_compile=False)
+    with contextlib.suppress(tf.errors.InvalidArgumentError):
+        model.fit(np.full((4, 3), 7), np.ones((4, 6)), **OPTIONS)
+
+
 def save_by_orbax(model: keras.Model) -> None:
     """Saves a state tree with a mock of Orbax, which needs JAX and is not installed."""
     from keras.src.callbacks import orbax_checkpoint
@@ -288,6 +298,7 @@ def main() -> None:
         opened(Path(folder))
         own_step(count)
     on_parameter_device()
+    failing()
     planned()
     called = dict(recorder.calls)
     recorder.calls.clear()
