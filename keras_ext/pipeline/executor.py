@@ -231,7 +231,8 @@ class Run:
 
     def _compute_loss(self, microbatches: Sequence[int], loss_function: LossFunction) -> None:
         outputs, state = self._placed.outputs, self._state
-        keys = [(i, id(tensor)) for i in microbatches for tensor in outputs]
+        # A model may return a tensor more than once.
+        keys = [*dict.fromkeys((i, id(tensor)) for i in microbatches for tensor in outputs)]
         predicted = [self.values[i][tensor] for i, tensor in keys]
         masks = metadata_of(predicted, MASK)
         # Keras' losses read the logits from an attribute of a softmax' or sigmoid's output.

@@ -42,8 +42,8 @@ def captured(graph: Any, value: Any) -> Any:
     """Returns a nest of a caller's values, with its tensors captured by the graph of a step, with their marks."""
 
     def of_tensor(tensor: Any) -> Any:
-        is_outside = isinstance(tensor, tf.Tensor) and not hasattr(tensor, "numpy")
-        return copy_marks(tensor, graph.capture(tensor)) if is_outside else tensor
+        is_symbolic = isinstance(tensor, tf.Tensor) and not hasattr(tensor, "numpy")
+        return copy_marks(tensor, graph.capture(tensor)) if is_symbolic else tensor
 
     return _mapped(of_tensor, value)
 
@@ -59,8 +59,7 @@ def assemble(copies: ReplicaCopies, caller: Any, outputs: Any) -> Any:
     Raises:
         NotAlikeError: an op of the first replica cannot be copied.
     """
-    flat: list[Any] = []
-    _mapped(flat.append, outputs)
+    flat = [each for leaf in tf.nest.flatten(outputs) for each in _components(leaf)]
     assembly = _Assembly(copies, [each for each in flat if _is_of(copies.graph, each)])
     imported = assembly.import_into(caller)
     manager = getattr(caller, "experimental_acd_manager", None)
@@ -117,6 +116,7 @@ class _Assembly:
             nodes.node.extend(made)
             made_as |= {node.name: name for node in made}
         with caller.as_default(), tf.control_dependencies(None), tf.device(None):
+            # Last: the other replicas' components of variables have been captured above.
             taken = {inner.name: caller.capture(outer) for outer, inner in self._traced.captures}
             import_nodes(caller, nodes, taken)
         note_places(caller, self._traced.get_operations(), made_as)
@@ -248,12 +248,20 @@ def _is_of(graph: Any, value: Any) -> bool:
     return isinstance(value, tf.Tensor) and not hasattr(value, "numpy") and value.graph is graph
 
 
+def _components(leaf: Any) -> list[Any]:
+    """Returns the tensors that a value consists of; variables stay as they are."""
+    if isinstance(leaf, tf.Variable) or not (tf.is_tensor(leaf) or isinstance(leaf, PerReplica)):
+        return [leaf]
+    return list(tf.nest.flatten(leaf, expand_composites=True))
+
+
 def _mapped(of_tensor: Any, value: Any) -> Any:
-    """Returns a nest with a function applied to each tensor in it, also in composite tensors; variables stay."""
+    """Returns a nest with a function applied to each tensor in it."""
 
     def of_leaf(leaf: Any) -> Any:
-        if isinstance(leaf, tf.Variable) or not (tf.is_tensor(leaf) or isinstance(leaf, PerReplica)):
-            return leaf
-        return tf.nest.map_structure(of_tensor, leaf, expand_composites=True)
+        components = _components(leaf)
+        if len(components) == 1 and components[0] is leaf:
+            return of_tensor(leaf)
+        return tf.nest.pack_sequence_as(leaf, [of_tensor(each) for each in components], expand_composites=True)
 
     return tf.nest.map_structure(of_leaf, value)

@@ -1,7 +1,8 @@
 """Traces the first local replica for all replicas of this process.
 
 TensorFlow traces each replica in a thread of its own, one after the other. Here the first one is traced in the calling
-thread, and `ReplicaCopies` copies its ops for the others: before each merge call, and at the end.
+thread. A merge call gets placeholders for the values of the others (`ReplicaCopies`), whose ops are added when the step
+has been traced (`assembled_step`).
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ class FirstReplica(ReplicaContext):
     Args:
         strategy: the strategy.
         replica_id: the index of the replica on the data axis.
-        copies: copies its ops.
-        before_merge: called before each merge call, after the ops were copied.
+        copies: has the values of the others.
+        before_merge: called before each merge call.
     """
 
     def __init__(self, strategy: Any, replica_id: int, copies: ReplicaCopies, before_merge: Callable[[], None]) -> None:

@@ -29,9 +29,10 @@ def optimize(nodes: dict[str, Any], graph: Any, kept: Collection[str], config: A
         config: a `tf.compat.v1.ConfigProto`, which says what is optimized.
 
     Returns:
-        None if a node calls a function: TensorFlow optimizes branches and loops together with what is around them.
+        None if there are none, or if one calls a function: TensorFlow optimizes branches and loops together with what
+        is around them.
     """
-    if any(functions_of(node) for node in nodes.values()):
+    if not nodes or any(functions_of(node) for node in nodes.values()):
         return None
     graph_def = tf.compat.v1.GraphDef(versions=graph.graph_def_versions)
     # By what is taken from outside, "name:index" or "^name": the name of its placeholder.

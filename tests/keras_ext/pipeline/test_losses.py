@@ -48,6 +48,21 @@ def test_masked_sequences_with_weights_of_entries(reduction: str) -> None:
     assert_parity(lambda split: masked(split, reduction), ragged(), ragged(), {"pipe": 2}, sample_weight=weights)
 
 
+def test_one_output_twice() -> None:
+    def make(split: bool) -> Any:
+        x = keras.Input((3,))
+        h = L.Dense(4, "tanh")(x)
+        y = L.Dense(2)(h)
+        model = keras.Model(x, [y, h, y])
+        if split:
+            model = keras_ext.PipelineModel(model, num_microbatches=2, partition="uniform")
+        model.compile(keras.optimizers.SGD(0.1), ["mse", "mae", "mae"])
+        return model
+
+    targets = [features(NUM_ROWS, width, seed=width) for width in (2, 4, 2)]
+    assert_parity(make, features(NUM_ROWS, 3), targets, {"pipe": 2}, predict=True)
+
+
 def test_two_outputs_with_losses_of_two_kinds() -> None:
     def make(split: bool) -> Any:
         x = keras.Input((7,), dtype="int32")
