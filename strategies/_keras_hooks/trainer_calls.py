@@ -53,19 +53,22 @@ def as_trainer_call(
     steps: list[tuple[tf.TypeSpec, Step]] = []
     counters = Counters(model)
     traces_once = engine.layout.num_local > 1
-    optimization = StepOptimization() if traces_once or engine.parts.mesh.size > 1 else None
+    optimization = StepOptimization()
+    has_devices = traces_once or engine.parts.mesh.size > 1
 
     def in_trainer(step: Callable[[], Any], draws_batches: bool) -> Any:
         nonlocal function, traces_once
-        with contextlib.nullcontext() if optimization is None else optimization.running():
+        with optimization.running() if has_devices else contextlib.nullcontext():
             if traces_once:
                 try:
-                    with called_by_trainer(TrainerCall(combination, draws_batches, True, optimization)):
+                    call = TrainerCall(combination, draws_batches, traces_once=True, optimization=optimization)
+                    with called_by_trainer(call):
                         return step()
                 except NotAlikeError as reason:
                     _logger.debug("%r: each replica is traced, as %s.", model.name, reason)
                     function, traces_once = make_again(), False
                     steps.clear()
+                    optimization.note_replicas(are_optimized=False)
             with called_by_trainer(TrainerCall(combination, draws_batches)):
                 return step()
 

@@ -5,6 +5,7 @@ The contract is tested in ``tests/strategies/batches/test_row_dependence.py``.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -34,9 +35,29 @@ class Node(NamedTuple):
         return id(self.tensor), id(self.call)
 
 
+def note_traced(placeholder: Any, tensor: Any, exchange: Callable[[Any], Any]) -> None:
+    """Records what a placeholder for a tensor of another replica is computed from: what one replica's tensor is.
+
+    Args:
+        placeholder: the placeholder.
+        tensor: the tensor of the replica that is traced.
+        exchange: returns the other replica's tensor for one of the replica that is traced.
+    """
+    # Not among the marks, which tensors of other graphs take over: it keeps the graph of the tensor alive.
+    placeholder._traced_as = tensor, exchange
+
+
+def exchange_of(tensor: Any) -> Callable[[Any], Any] | None:
+    """Returns what exchanges the tensors that a placeholder is computed from; None if it is not of another replica."""
+    traced: tuple[Any, Callable[[Any], Any]] | None = getattr(tensor, "_traced_as", None)
+    return None if traced is None else traced[1]
+
+
 def source_of(node: Node) -> Node | None:
     """Returns the tensor that an input of a function comes from; None if it is an argument of the step."""
     tensor, call = node
+    if exchange_of(tensor) is not None:
+        return Node(tensor._traced_as[0], call)
     graph = tensor.graph
     if call is not None:
         position = next((i for i, each in enumerate(graph.inputs) if each is tensor), None)

@@ -11,7 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from strategies.batches.graph_nodes import Call, Node, body_of, position_in_function, source_of
+from strategies.batches.graph_nodes import Call, Node, body_of, exchange_of, position_in_function, source_of
 from strategies.batches.row_constants import attribute_of, constant_of, is_filled
 from strategies.batches.row_context import Sizes
 from strategies.batches.row_control_flow import BRANCHES, LOOPS, branch_results, loop_results
@@ -228,15 +228,17 @@ class RowDependence:
         self._kept.append(Node(None, call))
         return found
 
-    def _parts(self, node: Node) -> list[tuple[Kind, Any]]:
+    def _parts(self, node: Node, exchange: Callable[[Any], Any] = lambda tensor: tensor) -> list[tuple[Kind, Any]]:
         tensor, call = node
-        parts = self._source_parts(node) or [(self._found(node)[0], tensor.shape[0] if tensor.shape.rank else None)]
+        parts = self._source_parts(node, exchange) or [
+            (self._found(node)[0], tensor.shape[0] if tensor.shape.rank else None)
+        ]
         is_in_graph = call is None and not hasattr(tensor, "numpy") and tensor.graph is tf.compat.v1.get_default_graph()
         if len(parts) == 1 and parts[0][1] is None and is_in_graph:
-            return [(parts[0][0], tf.shape(tensor)[0])]
+            return [(parts[0][0], tf.shape(exchange(tensor))[0])]
         return parts
 
-    def _source_parts(self, node: Node) -> list[tuple[Kind, Any]]:
+    def _source_parts(self, node: Node, exchange: Callable[[Any], Any]) -> list[tuple[Kind, Any]]:
         """Returns the parts of the sources if the op only concatenates, forwards or reshapes; else []."""
         tensor, call = node
         if marked_kind(tensor) is not None or hasattr(tensor, "numpy"):
@@ -245,12 +247,12 @@ class RowDependence:
         body = body_of(op)
         if body is not None:
             inner = self._calls.setdefault((id(op), id(call)), Call(op, call))
-            return self._parts(Node(body.outputs[tensor.value_index], inner))
+            return self._parts(Node(body.outputs[tensor.value_index], inner), exchange)
         if op.type == "Placeholder":
             source = source_of(node)
-            return [] if source is None else self._parts(source)
+            return [] if source is None else self._parts(source, exchange_of(tensor) or exchange)
         if op.type == "ConcatV2":
-            return [part for each in list(op.inputs)[:-1] for part in self._parts(Node(each, call))]
+            return [part for each in list(op.inputs)[:-1] for part in self._parts(Node(each, call), exchange)]
         if op.type in ("Identity", "Reshape", "Cast") and op.inputs[0].shape.rank == 1:
-            return self._parts(Node(op.inputs[0], call))
+            return self._parts(Node(op.inputs[0], call), exchange)
         return []

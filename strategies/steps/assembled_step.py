@@ -119,6 +119,8 @@ class _Assembly:
             # Last: the other replicas' components of variables have been captured above.
             taken = {inner.name: caller.capture(outer) for outer, inner in self._traced.captures}
             import_nodes(caller, nodes, taken)
+        # Also those of ops that TensorFlow has merged: they may be parts of names.
+        caller._names_in_use.update(self._traced._names_in_use)
         note_places(caller, self._traced.get_operations(), made_as)
         return taken
 
@@ -202,7 +204,7 @@ class _Assembly:
         found = optimize(self._own, self._traced, {self._same.get(name, name) for name in names}, config)
         if found is not None:
             self._own = found
-            optimization.note_optimized()
+            optimization.note_replicas(are_optimized=True)
 
     @functools.cached_property
     def _names(self) -> dict[str, None]:

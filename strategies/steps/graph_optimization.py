@@ -52,10 +52,10 @@ class StepOptimization:
         is_off = config.graph_options.rewrite_options.disable_meta_optimizer
         return None if _has_gpus() or is_off else config
 
-    def note_optimized(self) -> None:
-        """Records that the replicas of the traced step have been optimized."""
+    def note_replicas(self, *, are_optimized: bool) -> None:
+        """Records if the replicas of the function's steps have been optimized. Call it while the function is traced."""
         context = eager_context.context()
-        self._replicas_are_optimized = True
+        self._replicas_are_optimized = are_optimized
         if context.function_call_options is self._own:
             self._own = self._chosen(self._own)
             context.function_call_options = self._own

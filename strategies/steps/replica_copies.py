@@ -30,6 +30,7 @@ from typing import Any
 import tensorflow as tf
 
 from strategies._tf_internals import handle_data_util, regroup, select_replica
+from strategies.batches.graph_nodes import note_traced
 from strategies.steps.copied_marks import copy_marks
 from strategies.steps.replica_pairs import Pairs
 
@@ -204,6 +205,7 @@ class ReplicaCopies:
             with self.graph.as_default(), tf.control_dependencies(None), tf.device(None), tf.device(device):
                 made = tf.compat.v1.placeholder(tensor.dtype, tensor.shape, f"of_replica_{replica}")
             handle_data_util.copy_handle_data(tensor, made)
+            note_traced(made, tensor, functools.partial(self._exchanged, replica=replica))
             self._common.add(made.op.name)
             self.awaited[made.op.name] = tensor, replica
             self._placeholders[key] = made
