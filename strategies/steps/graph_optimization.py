@@ -36,19 +36,20 @@ class StepOptimization:
     def running(self) -> Iterator[None]:
         """Context manager: the graphs of functions that are called for the first time are optimized once."""
         context = eager_context.context()
-        before = context.function_call_options
-        self._own = self._chosen(before)
+        self._of_program = context.function_call_options
+        self._own = self._chosen(self._replicas_are_optimized)
         context.function_call_options = self._own
         try:
             yield
         finally:
             # Options of `tf.config` that were changed meanwhile stay.
             if context.function_call_options is self._own:
-                context.function_call_options = before
+                context.function_call_options = self._of_program
 
     def for_replica(self) -> Any:
         """Returns the configuration with which a replica's ops are optimized before they are copied, or None."""
-        config = tf.compat.v1.ConfigProto.FromString(self._own.config_proto_serialized)
+        chosen = self._chosen(replicas_are_optimized=False)
+        config = tf.compat.v1.ConfigProto.FromString(chosen.config_proto_serialized)
         is_off = config.graph_options.rewrite_options.disable_meta_optimizer
         return None if _has_gpus() or is_off else config
 
@@ -57,13 +58,12 @@ class StepOptimization:
         context = eager_context.context()
         self._replicas_are_optimized = are_optimized
         if context.function_call_options is self._own:
-            self._own = self._chosen(self._own)
+            self._own = self._chosen(are_optimized)
             context.function_call_options = self._own
 
-    def _chosen(self, options: Any) -> Any:
-        return _options(
-            options.executor_type, options.config_proto_serialized, _has_gpus(), self._replicas_are_optimized
-        )
+    def _chosen(self, replicas_are_optimized: bool) -> Any:
+        options = self._of_program
+        return _options(options.executor_type, options.config_proto_serialized, _has_gpus(), replicas_are_optimized)
 
 
 def _has_gpus() -> bool:

@@ -13,7 +13,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from strategies._tf_internals import device_properties, grappler_clusters, grappler_optimizer, op_definitions
+from strategies._tf_internals import (
+    device_properties,
+    grappler_clusters,
+    grappler_optimizer,
+    handle_data_util,
+    op_definitions,
+)
 from strategies.steps.function_copies import functions_of
 
 _READS = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape")
@@ -49,13 +55,7 @@ def optimize(nodes: dict[str, Any], graph: Any, kept: Collection[str], config: A
                 placeholder = outside.setdefault(taken, f"outside_{len(outside)}")
                 copied.input[i] = f"^{placeholder}" if each.startswith("^") else placeholder
     for taken, placeholder in outside.items():
-        op = graph.get_operation_by_name(taken.removeprefix("^").partition(":")[0])
-        made = graph_def.node.add(name=placeholder, op="Placeholder", device=op.device)
-        made.attr["dtype"].type = tf.float32.as_datatype_enum
-        if not taken.startswith("^"):
-            tensor = graph.get_tensor_by_name(taken)
-            made.attr["dtype"].type = tensor.dtype.as_datatype_enum
-            made.attr["shape"].shape.CopyFrom(tensor.shape.as_proto())
+        graph_def.node.append(_placeholder(placeholder, graph, taken, len(graph_def.node)))
     meta_graph = tf.compat.v1.MetaGraphDef(graph_def=graph_def)
     meta_graph.collection_def["train_op"].node_list.value.extend(
         name for name, node in nodes.items() if name in kept or _has_effects(node)
@@ -67,6 +67,23 @@ def optimize(nodes: dict[str, Any], graph: Any, kept: Collection[str], config: A
     for node in optimized.values():
         node.input[:] = [_restored(each, originals) for each in node.input]
     return optimized
+
+
+def _placeholder(name: str, graph: Any, taken: str, index: int) -> Any:
+    """Returns the node of an argument that stands for what is taken from outside."""
+    op = graph.get_operation_by_name(taken.removeprefix("^").partition(":")[0])
+    made = tf.compat.v1.NodeDef(name=name, op="_Arg", device=op.device)
+    made.attr["T"].type = tf.float32.as_datatype_enum
+    made.attr["index"].i = index
+    if not taken.startswith("^"):
+        tensor = graph.get_tensor_by_name(taken)
+        made.attr["T"].type = tensor.dtype.as_datatype_enum
+        made.attr["_output_shapes"].list.shape.append(tensor.shape.as_proto())
+        data = handle_data_util.get_resource_handle_data(tensor) if tensor.dtype == tf.resource else None
+        for each in data.shape_and_type if data is not None and data.is_set else ():
+            made.attr["_handle_dtypes"].list.type.append(each.dtype)
+            made.attr["_handle_shapes"].list.shape.append(each.shape)
+    return made
 
 
 def _has_effects(node: Any) -> bool:
