@@ -25,6 +25,7 @@ from strategies.steps.graph_import import import_nodes
 from strategies.steps.op_places import note_places
 from strategies.steps.optimized_replica import optimize
 from strategies.steps.replica_copies import ReplicaCopies
+from strategies.topology.devices import is_gpu
 
 
 def new_graph(caller: Any) -> Any:
@@ -195,7 +196,7 @@ class _Assembly:
         """Optimizes the ops of the first replica, if they are then optimized for all replicas."""
         optimization = trainer_call().optimization
         config = None if optimization is None else optimization.for_replica()
-        if optimization is None or config is None:
+        if optimization is None or config is None or any(is_gpu(node.device) for node in self._own.values()):
             return
         taken = [each for node in self._common.values() for each in node.input]
         taken += [tensor.name for tensor in (*outputs, *(tensor for tensor, _ in self._copies.awaited.values()))]

@@ -233,7 +233,8 @@ class Waits:
         begin = self.moment_after(terms)
         yield sums
         self._is_measured = True
-        end = self.moment_after(sums)
+        # After the begin, too: TensorFlow may run an op that is ready when others have ended.
+        end = self.moment_after([*sums, begin])
         with tf.device("CPU:0"):
             self._sums.assign_add(tf.maximum(end - begin, 0.0), read_value=False)
 
