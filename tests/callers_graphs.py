@@ -7,9 +7,9 @@ from typing import Any
 import tensorflow as tf
 
 
-def callers_graph() -> Any:
-    """Returns the outermost graph of the functions that are being traced."""
-    graph: Any = tf.compat.v1.get_default_graph()
+def callers_graph(inner: Any = None) -> Any:
+    """Returns the outermost graph of the functions around an inner graph, or around what is being traced."""
+    graph: Any = inner or tf.compat.v1.get_default_graph()
     while getattr(graph.outer_graph, "building_function", False):
         graph = graph.outer_graph
     return graph

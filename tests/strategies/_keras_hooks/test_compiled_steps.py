@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import strategies
+from tests.callers_graphs import callers_graph
 from tests.gpu.xla import must_compile
 from tests.releases import marks_of
 from tests.strategies._keras_hooks.conftest import Traced
@@ -193,9 +194,10 @@ def test_the_function_is_one_for_xla_and_traced_once_for_all_batch_sizes(traced:
     model.fit(X[:23], Y[:23], batch_size=5, epochs=2, verbose=0)
     # Both replicas call it.
     assert len(traced.graphs) == 1
-    calls = [op for graph in traced.graphs for op in graph.outer_graph.get_operations() if "PartitionedCall" in op.type]
+    caller = callers_graph(traced.graphs[0])
+    calls = [op for op in caller.get_operations() if "PartitionedCall" in op.type]
     names = {op.get_attr("f").name for op in calls}
-    definitions = {each.signature.name: each for each in traced.graphs[0].outer_graph.as_graph_def().library.function}
+    definitions = {each.signature.name: each for each in caller.as_graph_def().library.function}
     compiled = [name for name in names if definitions[name].attr["_XlaMustCompile"].b]
     assert len(compiled) == 1
     assert len([op for op in calls if op.get_attr("f").name in compiled]) == 2
