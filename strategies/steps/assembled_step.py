@@ -102,6 +102,8 @@ class _Assembly:
         self._same = merge_common(self._own, versions_read(ops))
         self._optimize(outputs)
         self._prefixes = ["", *(f"{self._traced.unique_name(f'replica_{r}')}/" for r in range(1, copies.num_replicas))]
+        # The other replicas' components of variables, by the names that stand for them among the inputs of nodes.
+        self._components: dict[str, Any] = {}
         self._resolved = functools.cache(self._resolve)
 
     def import_into(self, caller: Any) -> Mapping[str, Any]:
@@ -117,12 +119,12 @@ class _Assembly:
             nodes.node.extend(made)
             made_as |= {node.name: name for node in made}
         with caller.as_default(), tf.control_dependencies(None), tf.device(None):
-            # Last: the other replicas' components of variables have been captured above.
             taken = {inner.name: caller.capture(outer) for outer, inner in self._traced.captures}
+            taken |= {name: caller.capture(resource) for name, resource in self._components.items()}
             import_nodes(caller, nodes, taken)
         # Also those of ops that TensorFlow has merged: they may be parts of names.
         caller._names_in_use.update(self._traced._names_in_use)
-        note_places(caller, self._traced.get_operations(), made_as)
+        note_places(caller, (op for op in self._traced.get_operations() if self._is_added(op.name)), made_as)
         return taken
 
     def name(self, tensor: str, replica: int) -> str:
@@ -142,7 +144,10 @@ class _Assembly:
         if self._is_own(op):
             return f"{self._same.get(op, op)}:{index or 0}", replica
         resource = self._copies.resource(tensor, replica) if replica > 0 else None
-        return (tensor if resource is None else resource.name), 0
+        if resource is not None:
+            tensor = f"component_{id(resource)}:0"
+            self._components[tensor] = resource
+        return tensor, 0
 
     def _resolved_op(self, op: str, replica: int) -> tuple[str, int]:
         """Returns the traced op for which a replica waits, and the replica that has it; 0 if it belongs to all."""

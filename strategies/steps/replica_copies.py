@@ -149,18 +149,21 @@ class ReplicaCopies:
         return parts[0]
 
     def resource(self, name: str, replica: int) -> Any:
-        """Returns a replica's resource for a placeholder of replica 0's; None if the placeholder is the same for all.
+        """Returns a replica's resource, outside of the graph, for a placeholder of replica 0's.
 
         Args:
             name: the name of the placeholder, a tensor.
             replica: the replica.
+
+        Returns:
+            None if the placeholder is the same for all replicas.
         """
         if name not in self._resources:
             components = self._components()
             for outer, inner in self.graph.captures:
                 self._resources.setdefault(inner.name, components.get(id(outer)))
         resources = self._resources.get(name)
-        return None if resources is None else self.graph.capture(resources[replica])
+        return None if resources is None else resources[replica]
 
     def device(self, name: str, replica: int) -> str:
         """Returns the device of a replica, for one of replica 0."""
@@ -194,7 +197,7 @@ class ReplicaCopies:
         if tensor.op.name in self.own:
             return self._placeholder(tensor, replica)
         resource = self.resource(tensor.name, replica) if tensor.op.type == "Placeholder" else None
-        return tensor if resource is None else resource
+        return tensor if resource is None else self.graph.capture(resource)
 
     def _placeholder(self, tensor: Any, replica: int) -> Any:
         """Returns the placeholder of what a replica computes where replica 0 computes a tensor."""
