@@ -11,7 +11,7 @@ from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2 as coor
 # add the functions of a library to the graph only, so that the runtime does not find those that a conditional calls.
 from tensorflow.core.function.polymorphism.function_type import FunctionType
 
-# Optimizes a graph that does not run yet, for the devices of a cluster. There is no public name.
+# Describes a device of a cluster for which `grappler_optimizer` optimizes a graph.
 from tensorflow.core.protobuf import device_properties_pb2 as device_properties
 
 # Restarts the recording of tapes where it was stopped: the public names can only stop it.
@@ -120,6 +120,8 @@ from tensorflow.python.framework.config import is_op_determinism_enabled
 
 # Registry of the gradients of graphs, by name; entries are permanent. The public name of the class is the same class.
 from tensorflow.python.framework.ops import RegisterGradient, gradient_registry
+
+# Optimizes a graph that does not run yet, for the devices of a cluster. There is no public name.
 from tensorflow.python.grappler import cluster as grappler_clusters
 from tensorflow.python.grappler import tf_optimizer as grappler_optimizer
 

@@ -36,7 +36,7 @@ class Node(NamedTuple):
 
 
 def note_traced(placeholder: Any, tensor: Any, exchange: Callable[[Any], Any]) -> None:
-    """Records what a placeholder for a tensor of another replica is computed from: what one replica's tensor is.
+    """Records which tensor of the traced replica a placeholder for a tensor of another replica corresponds to.
 
     Args:
         placeholder: the placeholder.
@@ -56,8 +56,9 @@ def exchange_of(tensor: Any) -> Callable[[Any], Any] | None:
 def source_of(node: Node) -> Node | None:
     """Returns the tensor that an input of a function comes from; None if it is an argument of the step."""
     tensor, call = node
-    if exchange_of(tensor) is not None:
-        return Node(tensor._traced_as[0], call)
+    traced = getattr(tensor, "_traced_as", None)
+    if traced is not None:
+        return Node(traced[0], call)
     graph = tensor.graph
     if call is not None:
         position = next((i for i, each in enumerate(graph.inputs) if each is tensor), None)

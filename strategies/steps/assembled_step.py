@@ -112,7 +112,7 @@ class _Assembly:
             caller._add_function_recursive(function)
         functions = FunctionCopies(caller, self._copies.device)
         nodes = tf.compat.v1.GraphDef(versions=self._traced.graph_def_versions)
-        # By the name of a node: the op of which it is a copy.
+        # The names of the traced ops, by the names of their nodes.
         made_as: dict[str, str] = {}
         for name in self._ordered():
             made = self._copies_of(name, functions) if name in self._own else [self._node_of(name)]

@@ -70,7 +70,7 @@ def _has_gpus() -> bool:
     return bool(tf.config.list_logical_devices("GPU"))
 
 
-#: What is not done again for ops that have been optimized.
+#: Passes that are not repeated for ops that have been optimized.
 _DONE_FOR_REPLICAS = (
     "arithmetic_optimization",
     "common_subgraph_elimination",

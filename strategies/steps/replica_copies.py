@@ -1,4 +1,4 @@
-"""Values of all local replicas of a step of which only the first replica is traced.
+"""The values of all local replicas, for a step in which only the first replica is traced.
 
 All local replicas run the same ops, each with its own rows, on its own device, with its own components of the
 variables. One of them is traced, by Python, in a graph of its own, together with what the replicas do at once, such as

@@ -26,7 +26,7 @@ def test_a_step_belongs_to_the_graph_that_is_called(num_devices: int) -> None:
     def calls(function: str) -> list[Any]:
         [step] = steps_of(getattr(model, function))
         ops = step.graph.get_operations()
-        assert sum(op.type.endswith("MatMul") for op in ops) >= num_devices
+        assert sum(op.type in ("MatMul", "_FusedMatMul") for op in ops) >= num_devices
         return [op for op in ops if op.type.endswith("PartitionedCall")]
 
     assert not [call for function in STEPS for call in calls(function)]

@@ -111,9 +111,8 @@ def counted(*, is_optimized_first: bool) -> tuple[int, collections.Counter[str]]
         model = keras.Model(inputs, keras.layers.Dense(1)(keras.layers.Dense(3, "tanh")(keras.layers.Flatten()(x))))
         model.compile(keras.optimizers.Adam(global_clipnorm=1.0), "mse", metrics=["mae"], jit_compile=False)
     x, y = np.ones((8, 6, 4), "float32"), np.ones((8, 1), "float32")
-    with contextlib.nullcontext() if is_optimized_first else mock.patch.object(StepOptimization, "for_replica"):
-        if not is_optimized_first:
-            StepOptimization.for_replica.return_value = None  # type: ignore[attr-defined]
+    together = mock.patch.object(StepOptimization, "for_replica", return_value=None)
+    with contextlib.nullcontext() if is_optimized_first else together:
         made = executed_graphs(lambda: model.fit(x, y, batch_size=8, verbose=0))
     graphs = [graph for each in made for graph in each.partition_graphs]
     parts = sorted(graphs, key=lambda graph: len(graph.node))[-4:]
