@@ -77,6 +77,10 @@ class Order:
         """Records the ops with which the next collective of a device begins and ends."""
         self._extend(tf.compat.v1.get_default_graph(), device, first.name, last.name)
 
+    def names(self, graph: tf.Graph) -> set[str]:
+        """Returns the names of the ops with which the collectives of a graph begin and end."""
+        return {name for ends in self._ends.get(graph, {}).values() for name in ends}
+
     def continue_in(self, traced: tf.Graph, caller: tf.Graph) -> None:
         """Orders the collectives of a graph in another one, to which its ops have been added under their names."""
         for device, (first, last) in self._ends.pop(traced, {}).items():

@@ -101,7 +101,7 @@ class _Assembly:
         # By the name of an op of the first replica that is left out: the op that computes the same.
         self._same = merge_common(self._own, versions_read(ops))
         self._optimize(outputs)
-        self._prefixes = ["", *(f"{self._traced.unique_name(f'replica_{r}')}/" for r in range(1, copies.num_replicas))]
+        self._prefixes = ["", *_prefixes(self._traced, copies.num_replicas - 1)]
         # The other replicas' components of variables, by the names that stand for them among the inputs of nodes.
         self._components: dict[str, Any] = {}
         self._resolved = functools.cache(self._resolve)
@@ -122,8 +122,10 @@ class _Assembly:
             taken = {inner.name: caller.capture(outer) for outer, inner in self._traced.captures}
             taken |= {name: caller.capture(resource) for name, resource in self._components.items()}
             import_nodes(caller, nodes, taken)
-        # Also those of ops that TensorFlow has merged: they may be parts of names.
+        # Also those of ops that have been merged: they may be parts of names.
         caller._names_in_use.update(self._traced._names_in_use)
+        own = [name.lower() for name in self._copies.own]
+        caller._names_in_use.update((f"{prefix}{name}", 1) for prefix in self._prefixes[1:] for name in own)
         note_places(caller, (op for op in self._traced.get_operations() if self._is_added(op.name)), made_as)
         return taken
 
@@ -198,19 +200,32 @@ class _Assembly:
         return made
 
     def _optimize(self, outputs: Sequence[Any]) -> None:
-        """Optimizes the ops of the first replica, if they are then optimized for all replicas."""
+        """Optimizes the ops of the first replica, for all replicas, and those that are no replica's."""
         optimization = trainer_call().optimization
         config = None if optimization is None else optimization.for_replica()
-        if optimization is None or config is None or any(is_gpu(node.device) for node in self._own.values()):
+        nodes = [*self._own.values(), *self._common.values()]
+        if optimization is None or config is None or any(is_gpu(node.device) for node in nodes):
             return
-        taken = [each for node in self._common.values() for each in node.input]
-        taken += [tensor.name for tensor in (*outputs, *(tensor for tensor, _ in self._copies.awaited.values()))]
-        taken += [name for waits in self._copies.waiting.values() for before, _ in waits for name in before]
-        names = {each.removeprefix("^").partition(":")[0] for each in taken}
-        found = optimize(self._own, self._traced, {self._same.get(name, name) for name in names}, config)
-        if found is not None:
-            self._own = found
-            optimization.note_replicas(are_optimized=True)
+        kept = self._kept(outputs)
+        own, common = (optimize(each, self._traced, kept, config) for each in (self._own, self._common))
+        if own is not None and common is not None:
+            self._own, self._common = own, common
+        optimization.note_replicas(are_optimized=own is not None and common is not None)
+
+    def _kept(self, outputs: Sequence[Any]) -> set[str]:
+        """Returns the names of ops of the first replica that others take, and of other ops that replicas take."""
+        copies = self._copies
+        tensors = [*outputs, *(tensor for tensor, _ in copies.awaited.values())]
+        tensors += [tensor for pair in copies.pairs for tensor in pair if _is_of(self._traced, tensor)]
+        kept = {tensor.op.name for tensor in tensors}
+        for some, others in ((self._own, self._common), (self._common, self._own)):
+            inputs = {each.removeprefix("^").partition(":")[0] for node in some.values() for each in node.input}
+            kept |= {name for name in inputs if name in others or name in self._same}
+        kept.update(copies.waiting)
+        kept.update(name for waits in copies.waiting.values() for before, _ in waits for name in before)
+        kept.update(self._traced.experimental_acd_manager.names)
+        kept.update(ORDER.names(self._traced))
+        return {self._same.get(name, name) for name in kept}
 
     @functools.cached_property
     def _names(self) -> dict[str, None]:
@@ -250,6 +265,18 @@ class _Assembly:
                     yield self._resolved(each, replica)[0].partition(":")[0]
         for before, _ in self._copies.waiting.get(name, ()):
             yield from (self._resolved_op(each, 0)[0] for each in before)
+
+
+def _prefixes(graph: Any, n: int) -> list[str]:
+    """Returns prefixes that no op of a graph has."""
+    # TensorFlow gives the replicas that it traces such prefixes without reserving them.
+    taken = {name.partition("/")[0] for name in graph._names_in_use}
+    prefixes = []
+    for replica in range(1, n + 1):
+        while (prefix := graph.unique_name(f"replica_{replica}")) in taken:
+            pass
+        prefixes.append(f"{prefix}/")
+    return prefixes
 
 
 def _is_of(graph: Any, value: Any) -> bool:

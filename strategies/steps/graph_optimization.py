@@ -30,14 +30,15 @@ class StepOptimization:
     """
 
     def __init__(self) -> None:
-        self._replicas_are_optimized = False
+        # None until a step says it.
+        self._replicas_are_optimized: bool | None = None
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
         """Context manager: the graphs of functions that are called for the first time are optimized once."""
         context = eager_context.context()
         self._of_program = context.function_call_options
-        self._own = self._chosen(self._replicas_are_optimized)
+        self._own = self._chosen(bool(self._replicas_are_optimized))
         context.function_call_options = self._own
         try:
             yield
@@ -54,11 +55,12 @@ class StepOptimization:
         return None if _has_gpus() or is_off else config
 
     def note_replicas(self, *, are_optimized: bool) -> None:
-        """Records if the replicas of the function's steps have been optimized. Call it while the function is traced."""
+        """Records if the ops of a step of the function have been optimized. Call it while the function is traced."""
         context = eager_context.context()
-        self._replicas_are_optimized = are_optimized
+        # A function may run several steps.
+        self._replicas_are_optimized = are_optimized and self._replicas_are_optimized is not False
         if context.function_call_options is self._own:
-            self._own = self._chosen(are_optimized)
+            self._own = self._chosen(self._replicas_are_optimized)
             context.function_call_options = self._own
 
     def _chosen(self, replicas_are_optimized: bool) -> Any:

@@ -35,10 +35,9 @@ def optimize(nodes: dict[str, Any], graph: Any, kept: Collection[str], config: A
         config: a `tf.compat.v1.ConfigProto`, which says what is optimized.
 
     Returns:
-        None if there are none, or if one calls a function: TensorFlow optimizes branches and loops together with what
-        is around them.
+        None if one calls a function: TensorFlow optimizes branches and loops together with what is around them.
     """
-    if not nodes or any(functions_of(node) for node in nodes.values()):
+    if any(functions_of(node) for node in nodes.values()):
         return None
     graph_def = tf.compat.v1.GraphDef(versions=graph.graph_def_versions)
     # By what is taken from outside, "name:index" or "^name": the name of its placeholder.
@@ -46,8 +45,7 @@ def optimize(nodes: dict[str, Any], graph: Any, kept: Collection[str], config: A
     for node in nodes.values():
         copied = graph_def.node.add()
         copied.CopyFrom(node)
-        # All nodes have devices.
-        copied.attr.pop("_class", None)
+        _keep_colocation(copied, nodes)
         for i, each in enumerate(node.input):
             name, _, index = each.removeprefix("^").partition(":")
             if name not in nodes:
@@ -56,17 +54,27 @@ def optimize(nodes: dict[str, Any], graph: Any, kept: Collection[str], config: A
                 copied.input[i] = f"^{placeholder}" if each.startswith("^") else placeholder
     for taken, placeholder in outside.items():
         graph_def.node.append(_placeholder(placeholder, graph, taken, len(graph_def.node)))
+    needed = [name for name, node in nodes.items() if name in kept or _has_effects(node)]
+    if not needed:
+        return {}
     meta_graph = tf.compat.v1.MetaGraphDef(graph_def=graph_def)
-    meta_graph.collection_def["train_op"].node_list.value.extend(
-        name for name, node in nodes.items() if name in kept or _has_effects(node)
-    )
-    devices = sorted({node.device for node in nodes.values()})
+    meta_graph.collection_def["train_op"].node_list.value.extend(needed)
+    devices = sorted({node.device for node in nodes.values() if node.device})
     found = grappler_optimizer.OptimizeGraph(config, meta_graph, verbose=False, cluster=_cluster(devices))
     originals = {placeholder: taken for taken, placeholder in outside.items()}
     optimized = {node.name: node for node in found.node if node.name not in originals}
     for node in optimized.values():
         node.input[:] = [_restored(each, originals) for each in node.input]
     return optimized
+
+
+def _keep_colocation(node: Any, nodes: Collection[str]) -> None:
+    """Removes the colocation of a node with nodes that are not among the given ones, or if it has a device."""
+    beside = node.attr["_class"].list.s if "_class" in node.attr and not node.device else ()
+    kept = [each for each in beside if each.decode().removeprefix("loc:@") in nodes]
+    node.attr.pop("_class", None)
+    if kept:
+        node.attr["_class"].list.s.extend(kept)
 
 
 def _placeholder(name: str, graph: Any, taken: str, index: int) -> Any:

@@ -47,6 +47,40 @@ def test_refuses_values_that_differ() -> None:
     in_graph(check)
 
 
+def test_names_are_those_of_no_other_step() -> None:
+    def step(caller: Any, *, is_alike: bool) -> list[str]:
+        graph = new_graph(caller)
+        with graph.as_default(), tf.device("/device:CPU:0"):
+            copies = ReplicaCopies(graph, [("/device:CPU:0", "/device:CPU:1")], dict)
+            # TensorFlow traces a replica in this scope.
+            with tf.name_scope("" if is_alike else "replica_1/"):
+                copies.begin()
+                root = tf.constant(2.0)
+                roots = [tf.sqrt(root, name="root"), tf.sqrt(root, name="merged")]
+                roots.append(tf.identity(roots[1], name="merged/read"))
+                if is_alike:
+                    copies.end()
+            outputs = [*roots, *copies.for_replica(roots, 1)] if is_alike else roots
+        return [each.op.name for each in assemble(copies, caller, outputs)]
+
+    @tf.function(autograph=False)
+    def traced() -> None:
+        caller = tf.compat.v1.get_default_graph()
+        assert step(caller, is_alike=False) == ["replica_1/root", "replica_1/merged", "replica_1/merged/read"]
+        own = ["root", "root", "merged/read"]
+        assert step(caller, is_alike=True) == [*own, *(f"replica_1_2/{name}" for name in own)]
+
+    @tf.function(autograph=False)
+    def traced_first() -> None:
+        caller = tf.compat.v1.get_default_graph()
+        step(caller, is_alike=True)
+        # Names in which "merged" is a part exist, in "replica_1" too.
+        assert step(caller, is_alike=False) == [f"replica_1/{name}" for name in ("root_1", "merged_1", "merged/read_1")]
+
+    traced.get_concrete_function()
+    traced_first.get_concrete_function()
+
+
 def test_copies_once_what_is_computed_twice() -> None:
     def check(copies: ReplicaCopies) -> None:
         copies.begin()
