@@ -8,10 +8,11 @@ import tensorflow as tf
 
 from strategies import _keras_hooks
 from strategies._keras_hooks.checks import KerasStrategy
+from strategies.collectives.sums_in_turn import default_reduction
 from strategies.engine.replicated import ReplicatedExtended
 from strategies.engine.strategy import next_collective_key_base, warn_of_other_processes
 from strategies.replica.parts import ReplicaParts
-from strategies.topology.devices import checked_devices, default_reduction, full_name, list_own_devices
+from strategies.topology.devices import checked_devices, full_name, list_own_devices
 from strategies.topology.mesh import DeviceMesh
 
 

@@ -10,6 +10,7 @@ from strategies._keras_hooks.checks import KerasStrategy
 from strategies._tf_internals import eager_context
 from strategies.collectives.process_group import DEFAULT_BUCKET_BYTES, ProcessGroup
 from strategies.collectives.process_groups import join, meshes_between
+from strategies.collectives.sums_in_turn import default_reduction
 from strategies.control_plane import this_process
 from strategies.control_plane.this_process import log
 from strategies.engine.multi_worker import extended_over
@@ -17,7 +18,7 @@ from strategies.engine.strategy import Sharded, num_sharing, sharding_of
 from strategies.replica.parts import ReplicaParts
 from strategies.topology.agreement import Request, agreed_nodes, claims
 from strategies.topology.cluster import Cluster
-from strategies.topology.devices import default_reduction, own_devices, pin_gpus, short_name
+from strategies.topology.devices import own_devices, pin_gpus, short_name
 from strategies.topology.gpus import claim, refuse_shared
 from strategies.topology.mesh import DeviceMesh
 from strategies.topology.placement import has_model_axes, mesh_over_processes, spans_processes

@@ -14,6 +14,7 @@ from strategies._tf_internals import coordination_config, eager_context
 from strategies.collectives.base import Collectives
 from strategies.collectives.process_group import DEFAULT_BUCKET_BYTES, ProcessGroup
 from strategies.collectives.process_groups import ProcessGroups, join
+from strategies.collectives.sums_in_turn import default_reduction
 from strategies.collectives.tf_runtime import TensorFlowCollectives
 from strategies.control_plane import Member, RankInfo, join_job, port_problem, this_process
 from strategies.control_plane.this_process import log
@@ -22,7 +23,7 @@ from strategies.engine.strategy import Sharded, num_sharing, sharding_of
 from strategies.replica.parts import ReplicaParts
 from strategies.topology.agreement import Request, agreed_nodes, claims
 from strategies.topology.cluster import Cluster
-from strategies.topology.devices import default_reduction, is_gpu, own_devices, pin_gpus, short_name
+from strategies.topology.devices import is_gpu, own_devices, pin_gpus, short_name
 from strategies.topology.gpus import claim, refuse_shared
 from strategies.topology.mesh import DeviceMesh
 from strategies.topology.placement import local_grid, mesh_over_processes

@@ -3,18 +3,19 @@
 After each trace, TensorFlow looks for the resources that each op reads and writes, to let writes and reads follow each
 other. It asks each op for an attribute that nearly none has, which raises and catches an exception: 20,000 of them for
 a small GPT on eight devices. In steps of our models, ops without a resource and without a dataset among their inputs
-are not asked.
+are not asked. Most cannot have one, such as those of arithmetic: their inputs are not even looked at.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import tensorflow as tf
 
 from strategies._keras_hooks.wrapping import wrap
-from strategies._tf_internals import auto_control_deps
+from strategies._tf_internals import auto_control_deps, op_definitions
 from strategies.steps.context import is_called_by_trainer
 
 
@@ -24,7 +25,28 @@ def install() -> None:
 
 
 def _resources_of(original: Callable[[Any], Iterable[Any]], op: Any) -> Iterable[Any]:
-    # A dataset, a variant, may touch resources that its function has captured.
-    if is_called_by_trainer() and not any(each.dtype in (tf.resource, tf.variant) for each in op.inputs):
+    if is_called_by_trainer() and not (_may_take(op.type) and any(each.dtype in _DTYPES for each in op.inputs)):
         return ()
     return original(op)
+
+
+#: A dataset, a variant, may touch resources that its function has captured.
+_DTYPES = (tf.resource, tf.variant)
+_ENUMS = frozenset(dtype.as_datatype_enum for dtype in _DTYPES)
+
+
+@functools.cache
+def _may_take(op_type: str) -> bool:
+    """Returns True if ops of a type may have inputs of such a dtype."""
+    definition = op_definitions.get(op_type)
+    if definition is None:
+        return True
+    attributes = {each.name: each for each in definition.attr}
+
+    def allows(argument: Any) -> bool:
+        if not argument.type_attr and not argument.type_list_attr:
+            return argument.type in _ENUMS
+        allowed = attributes[argument.type_attr or argument.type_list_attr].allowed_values.list.type
+        return not allowed or not _ENUMS.isdisjoint(allowed)
+
+    return any(allows(argument) for argument in definition.input_arg)

@@ -19,6 +19,7 @@ The first row that applies is taken.
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -141,7 +142,23 @@ class VariableMakers:
         part = parts.local_part()
         if part is not None and part != parts.owned[0] and kwargs.get("colocate_with") is None:
             kwargs["colocate_with"] = _Colocation(parts.part_devices(part))
-        return self._mirrored(create, **kwargs)
+        return self._mirrored(functools.partial(_create_component, create), **kwargs)
+
+
+def _create_component(create: Callable[..., Any], **kwargs: Any) -> Any:
+    """Creates one replica's component of a variable, under a name that all components of that replica have.
+
+    TensorFlow compiles a kernel for each name, and keeps it: without this, that is most of the time in which variables
+    are created. The variable's own name is the one that TensorFlow has chosen, such as "kernel/replica_1:0".
+    """
+    name = str(kwargs.get("name"))
+    of_replica = re.fullmatch(r".+/(replica_\d+/)", name)
+    # In graphs, variables of one name would be one.
+    if of_replica is None or not tf.executing_eagerly():
+        return create(**kwargs)
+    component = create(**kwargs | {"name": of_replica[1]})
+    component._handle_name = f"{name.removesuffix('/')}:0"
+    return component
 
 
 def _aware(variable: Any) -> Any:

@@ -7,7 +7,9 @@ its copies. An op that was given an input later, such as a loop by its gradient,
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import gc
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -15,13 +17,13 @@ import tensorflow as tf
 
 from strategies._tf_internals import PerReplica, func_graph
 from strategies.batches.shares import NotAlikeError
+from strategies.collectives.graph_import import import_nodes
 from strategies.collectives.traced_ops import ORDER, IndependentOps
 from strategies.steps.common_ops import merge_common, versions_read
 from strategies.steps.context import trainer_call
 from strategies.steps.copied_marks import copy_marks
 from strategies.steps.copy_obstacles import Obstacles
 from strategies.steps.function_copies import FunctionCopies
-from strategies.steps.graph_import import import_nodes
 from strategies.steps.op_places import note_places
 from strategies.steps.optimized_replica import optimize
 from strategies.steps.replica_copies import ReplicaCopies
@@ -37,6 +39,18 @@ def new_graph(caller: Any) -> Any:
     graph._add_control_dependencies = True
     graph.experimental_acd_manager = IndependentOps()
     return graph
+
+
+@contextlib.contextmanager
+def without_collections() -> Iterator[None]:
+    """Context manager: Python does not search for garbage. Ops are none, and each search visits more of them."""
+    is_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if is_enabled:
+            gc.enable()
 
 
 def captured(graph: Any, value: Any) -> Any:

@@ -24,7 +24,9 @@ def note_places(graph: Any, ops: Iterable[Any], names: Mapping[str, str]) -> Non
     """
     builder = tf_stack.GraphDebugInfoBuilder()
     for op in ops:
-        builder.AccumulateStackTrace("", op.name, op.traceback.get_user_frames())
+        # Ops that were added there have no place either.
+        if (stack := op.traceback) is not None:
+            builder.AccumulateStackTrace("", op.name, stack.get_user_frames())
     found = builder.Build()
     known = dict(found.name_to_trace_id)
     found.name_to_trace_id.clear()

@@ -41,7 +41,7 @@ from strategies.batches.divided_batch import divide
 from strategies.batches.row_marks import marking
 from strategies.batches.rows import add_dummy_rows, rows_of
 from strategies.replica.attributes import ReplicaAttributes
-from strategies.steps.assembled_step import assemble, captured, new_graph
+from strategies.steps.assembled_step import assemble, captured, new_graph, without_collections
 from strategies.steps.components import Components
 from strategies.steps.context import StepContext, trainer_call
 from strategies.steps.explained import merge_errors_explained
@@ -185,13 +185,14 @@ class Steps:
         caller = tf.compat.v1.get_default_graph()
         graph = new_graph(caller)
         devices = [group.devices for group in self._layout.groups]
-        with graph.as_default():
-            copies = ReplicaCopies(
-                graph, devices, lambda: {**self.components.resources(), **self._row_weights.resources}
-            )
-            args, kwargs = captured(graph, (args, kwargs))
-            outputs = self._run_here(fn, args, kwargs, copies)
-        return assemble(copies, caller, outputs)
+        with without_collections():
+            with graph.as_default():
+                copies = ReplicaCopies(
+                    graph, devices, lambda: {**self.components.resources(), **self._row_weights.resources}
+                )
+                args, kwargs = captured(graph, (args, kwargs))
+                outputs = self._run_here(fn, args, kwargs, copies)
+            return assemble(copies, caller, outputs)
 
     def _run_here(
         self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], copies: ReplicaCopies | None = None

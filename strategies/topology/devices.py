@@ -103,27 +103,6 @@ def checked_devices(devices: Sequence[str]) -> list[str]:
     return names
 
 
-def default_reduction(devices: Sequence[str]) -> tf.distribute.CrossDeviceOps | None:
-    """Returns the reduction over ``devices``; None selects TensorFlow's default, collectives."""
-    if not any(is_gpu(device) for device in devices):
-        # Between logical CPU devices collectives copy tensors, and plain additions do not.
-        return tf.distribute.ReductionToOneDevice(accumulation_fn=_add_in_turn)
-    return None
-
-
-def _add_in_turn(values: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Returns ``(v0 + v1) + v2 ...``, each addition on the device of the value it adds.
-
-    TensorFlow rewrites one sum of three or more tensors into additions to a variable in the order of arrival: this
-    makes more copies, and rounding differs from run to run.
-    """
-    total = values[0]
-    for value in values[1:]:
-        with tf.device(value.device):
-            total = tf.add(total, value)
-    return total
-
-
 def _device_type(device: str) -> str:
     # A separate function, so that a test can make a CPU device pass for a GPU (tests/would_be_gpus.py).
     return str(tf.DeviceSpec.from_string(device).device_type)

@@ -63,6 +63,8 @@ IN_GROUPS = (
     "Embedding, sparse gradients, clipnorm",
 )
 WEIGHTS_IN_GROUPS = (
+    # Its powers show if ops that are no replica's are optimized as one device's.
+    "Ftrl",
     "Adam, gradient_accumulation_steps, global_clipnorm, EMA with overwrite",
     "whole weights saved, loaded, gone on",
 )
