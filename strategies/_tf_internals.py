@@ -22,7 +22,7 @@ from tensorflow.python import pywrap_tfe
 from tensorflow.python.autograph.core.ag_ctx import control_status_ctx
 from tensorflow.python.autograph.impl.api import tf_convert
 
-# Adds nodes to a graph: the public importer takes twice as long (`collectives/graph_import`).
+# Adds nodes to a graph: the public importer takes twice as long (`steps/graph_import`).
 from tensorflow.python.client import pywrap_tf_session as c_api
 
 # The dataset of `tf.data.experimental.assert_cardinality`: one of the steps of a pipeline, see below.

@@ -8,7 +8,6 @@ import tensorflow as tf
 
 from strategies import _keras_hooks
 from strategies._keras_hooks.checks import KerasStrategy
-from strategies.collectives.sums_in_turn import default_reduction
 from strategies.engine.replicated import ReplicatedExtended
 from strategies.engine.strategy import next_collective_key_base, warn_of_other_processes
 from strategies.replica.parts import ReplicaParts
@@ -63,12 +62,8 @@ class CentralStorageStrategy(KerasStrategy, tf.distribute.experimental.CentralSt
         self.parameter_device = full_name(device)
         self._collective_key_base = next_collective_key_base()
         _keras_hooks.install()
-        extended = ReplicatedExtended(
-            self,
-            ReplicaParts.from_process(self._mesh, found),
-            default_reduction(found),
-            parameter_device=self.parameter_device,
-        )
+        parts = ReplicaParts.from_process(self._mesh, found)
+        extended = ReplicatedExtended(self, parts, parameter_device=self.parameter_device)
         tf.distribute.Strategy.__init__(self, extended)
 
 

@@ -10,7 +10,6 @@ from strategies._keras_hooks.checks import KerasStrategy
 from strategies._tf_internals import eager_context
 from strategies.collectives.process_group import DEFAULT_BUCKET_BYTES, ProcessGroup
 from strategies.collectives.process_groups import join, meshes_between
-from strategies.collectives.sums_in_turn import default_reduction
 from strategies.control_plane import this_process
 from strategies.control_plane.this_process import log
 from strategies.engine.multi_worker import extended_over
@@ -161,7 +160,7 @@ class HorovodStrategy(KerasStrategy):
                 num_sharing(sharding),
             )
         parts = ReplicaParts.from_process(grid, devices, rank, groups)
-        extended = extended_over(self, parts, default_reduction(devices), member, sharding)
+        extended = extended_over(self, parts, member, sharding)
         super().__init__(extended)
         self._log_crossings(nodes)
         #: The implementation of reductions between processes: "NCCL", "MPI" or "Gloo".

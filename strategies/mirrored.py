@@ -8,7 +8,6 @@ import tensorflow as tf
 
 from strategies import _keras_hooks
 from strategies._keras_hooks.checks import KerasStrategy
-from strategies.collectives.sums_in_turn import default_reduction
 from strategies.engine.replicated import ReplicatedExtended
 from strategies.engine.strategy import Sharded, next_collective_key_base, sharding_of, warn_of_other_processes
 from strategies.replica.parts import ReplicaParts
@@ -81,6 +80,6 @@ class MirroredStrategy(KerasStrategy, tf.distribute.MirroredStrategy):
         grid = self._mesh.with_experts_as_data()
         self._collective_key_base = next_collective_key_base()
         _keras_hooks.install()
-        reduction = cross_device_ops or default_reduction(found)
-        extended = ReplicatedExtended(self, ReplicaParts.from_process(grid, found), reduction, sharding=sharding)
+        parts = ReplicaParts.from_process(grid, found)
+        extended = ReplicatedExtended(self, parts, cross_device_ops, sharding=sharding)
         tf.distribute.Strategy.__init__(self, extended)

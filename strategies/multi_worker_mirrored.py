@@ -14,7 +14,6 @@ from strategies._tf_internals import coordination_config, eager_context
 from strategies.collectives.base import Collectives
 from strategies.collectives.process_group import DEFAULT_BUCKET_BYTES, ProcessGroup
 from strategies.collectives.process_groups import ProcessGroups, join
-from strategies.collectives.sums_in_turn import default_reduction
 from strategies.collectives.tf_runtime import TensorFlowCollectives
 from strategies.control_plane import Member, RankInfo, join_job, port_problem, this_process
 from strategies.control_plane.this_process import log
@@ -124,7 +123,7 @@ class MultiWorkerMirroredStrategy(KerasStrategy, tf.distribute.MultiWorkerMirror
         if cluster.world_size > 1:
             groups = _join(cluster, grid, communication_options, num_sharing(sharding))
         parts = ReplicaParts.from_process(grid, devices, cluster.rank, groups)
-        extended = extended_over(self, parts, default_reduction(devices), member, sharding)
+        extended = extended_over(self, parts, member, sharding)
         extended._cluster_resolver = cluster_resolver or _resolver(cluster)
         tf.distribute.Strategy.__init__(self, extended)
         self._log_crossings(nodes)

@@ -25,19 +25,18 @@ from strategies.topology.sharding import ShardingGroups
 
 
 def extended_over(
-    strategy: Any, parts: ReplicaParts, cross_device_ops: Any, member: Member | None, sharding: ShardingGroups | None
+    strategy: Any, parts: ReplicaParts, member: Member | None, sharding: ShardingGroups | None
 ) -> ReplicatedExtended:
     """Returns TensorFlow's interface to the engine of a strategy, whose replicas are in one process or in several.
 
     Args:
         strategy: see :class:`ReplicatedExtended`, as for the other arguments.
         parts: its groups say which processes have replicas.
-        cross_device_ops: sums over the local replicas.
         member: this process in its job.
         sharding: the groups of replicas over which updates are sharded.
     """
     extended = MultiWorkerExtended if parts.groups.data else ReplicatedExtended
-    return extended(strategy, parts, cross_device_ops, member, sharding)
+    return extended(strategy, parts, member=member, sharding=sharding)
 
 
 class MultiWorkerExtended(ReplicatedExtended):

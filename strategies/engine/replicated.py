@@ -33,6 +33,7 @@ from strategies.replica.weight_identity import named_in_update
 from strategies.replica.weight_slices import WeightSlice
 from strategies.steps.layout import local_values
 from strategies.steps.reductions import SUM
+from strategies.steps.sums_in_turn import default_reduction
 from strategies.topology.sharding import ShardingGroups
 
 
@@ -44,7 +45,8 @@ class ReplicatedExtended(MirroredExtended):
     Args:
         container_strategy: the strategy to which this object belongs.
         parts: the parts of each local replica, and the groups that join them to those of other processes.
-        cross_device_ops: sums over the first device of each local replica; None for TensorFlow's own choice.
+        cross_device_ops: sums over the first device of each local replica; None for sums in turn between CPUs, and for
+            TensorFlow's own choice between GPUs.
         member: this process in its job; None if it knows no other process.
         sharding: the groups of replicas over which updates are sharded; None if each replica updates all weights.
         parameter_device: full name of the device that alone holds and updates variables; None if each replica does.
@@ -56,7 +58,7 @@ class ReplicatedExtended(MirroredExtended):
         self,
         container_strategy: Any,
         parts: ReplicaParts,
-        cross_device_ops: Any,
+        cross_device_ops: Any = None,
         member: Member | None = None,
         sharding: ShardingGroups | None = None,
         parameter_device: str | None = None,
@@ -64,12 +66,13 @@ class ReplicatedExtended(MirroredExtended):
         #: The engine: what hooks into Keras, saving, and layers see of the strategy.
         self.engine = Engine(container_strategy, parts, self._reduce_locally, member, sharding, parameter_device)
         self._layout = self.engine.layout
-        # TensorFlow's own reductions are bound to their devices; `cross_device_ops` of a caller are not.
-        self._reductions_by_devices: dict[tuple[str, ...], Any] | None = {} if cross_device_ops is None else None
+        reduction = cross_device_ops or default_reduction(self._layout.devices)
+        # TensorFlow's own reductions are bound to their devices; others are not.
+        self._reductions_by_devices: dict[tuple[str, ...], Any] | None = {} if reduction is None else None
         graph_lifetimes.install(_is_ours)
         # TensorFlow's constructor reads numbers that depend on the devices.
         self._devices = self._layout.devices
-        super().__init__(container_strategy, devices=self._layout.devices, cross_device_ops=cross_device_ops)
+        super().__init__(container_strategy, devices=self._layout.devices, cross_device_ops=reduction)
         self._makers = VariableMakers(
             container_strategy,
             self.engine,

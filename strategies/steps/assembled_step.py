@@ -17,13 +17,13 @@ import tensorflow as tf
 
 from strategies._tf_internals import PerReplica, func_graph
 from strategies.batches.shares import NotAlikeError
-from strategies.collectives.graph_import import import_nodes
 from strategies.collectives.traced_ops import ORDER, IndependentOps
 from strategies.steps.common_ops import merge_common, versions_read
 from strategies.steps.context import trainer_call
 from strategies.steps.copied_marks import copy_marks
 from strategies.steps.copy_obstacles import Obstacles
 from strategies.steps.function_copies import FunctionCopies
+from strategies.steps.graph_import import import_nodes
 from strategies.steps.op_places import note_places
 from strategies.steps.optimized_replica import optimize
 from strategies.steps.replica_copies import ReplicaCopies

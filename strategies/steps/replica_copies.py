@@ -31,8 +31,8 @@ import tensorflow as tf
 
 from strategies._tf_internals import handle_data_util, regroup, select_replica
 from strategies.batches.graph_nodes import note_traced
-from strategies.collectives.graph_import import import_nodes
 from strategies.steps.copied_marks import copy_marks
+from strategies.steps.graph_import import import_nodes
 from strategies.steps.replica_pairs import Pairs
 
 

@@ -11,7 +11,7 @@ import pytest
 
 import keras_ext
 import strategies
-import strategies.mirrored
+from strategies.engine import replicated
 from tests.strategies.parity import cases_layers, cases_optimizers, cases_training
 from tests.strategies.parity.harness import compare, execute, features, vectors
 
@@ -34,7 +34,7 @@ CASES = {
 
 @pytest.fixture(autouse=True)
 def collectives(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(strategies.mirrored, "default_reduction", lambda devices: None)
+    monkeypatch.setattr(replicated, "default_reduction", lambda devices: None)
 
 
 @pytest.mark.parametrize(

@@ -210,6 +210,7 @@ def _objects() -> dict[str, Any]:
         "random numbers": tf_random,
         "saving": saving_lib,
         "store of weights": saving_lib.H5IOStore(io.BytesIO(), mode="w"),
+        "component of a variable": tf.Variable(1.0),
         "mirrored variable": _tf_internals.MirroredVariable,
         "extended strategy": tf.distribute.MirroredStrategy(["CPU:0"]).extended,
     }

@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from strategies._tf_internals import Mirrored, PerReplica, gradient_record
-from strategies.collectives.graph_import import import_nodes
+from strategies.steps.graph_import import import_nodes
 from strategies.topology.devices import is_gpu
 
 
