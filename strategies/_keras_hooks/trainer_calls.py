@@ -24,6 +24,7 @@ from strategies.batches.prefetch import ReadAheadIterator
 from strategies.batches.shares import NotAlikeError
 from strategies.engine.engine import engine_of
 from strategies.steps.context import TrainerCall, called_by_trainer, trainer_call
+from strategies.steps.graph_import import without_collections
 from strategies.steps.graph_optimization import StepOptimization
 
 _logger = logging.getLogger(__name__)
@@ -74,10 +75,12 @@ def as_trainer_call(
 
     def call_step(element: Any, element_spec: Any) -> Any:
         step = next((step for spec, step in steps if spec == element_spec), None)
-        if step is None:
-            step = _step_of(function, element_spec, model.run_eagerly)
-            steps.append((element_spec, step))
-        return step(element)
+        if step is not None:
+            return step(element)
+        step = _step_of(function, element_spec, model.run_eagerly)
+        steps.append((element_spec, step))
+        with without_collections():
+            return step(element)
 
     def run(data: Any) -> Any:
         one_by_one = isinstance(data, (AgreedIterator, DrawnIterator, ReadAheadIterator))

@@ -7,9 +7,7 @@ its copies. An op that was given an input later, such as a loop by its gradient,
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import gc
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -39,18 +37,6 @@ def new_graph(caller: Any) -> Any:
     graph._add_control_dependencies = True
     graph.experimental_acd_manager = IndependentOps()
     return graph
-
-
-@contextlib.contextmanager
-def without_collections() -> Iterator[None]:
-    """Context manager: Python does not search for garbage. Ops are none, and each search visits more of them."""
-    is_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if is_enabled:
-            gc.enable()
 
 
 def captured(graph: Any, value: Any) -> Any:

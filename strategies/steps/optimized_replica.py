@@ -1,9 +1,10 @@
-"""Lets TensorFlow optimize the ops of one replica, before they are copied for the others.
+"""Lets TensorFlow optimize the ops of a step in parts, before those of one replica are copied for the others.
 
 TensorFlow's graph optimizer (Grappler) would take most of the time in which a step of eight devices is compiled, to do
 the same eight times. Here it sees one replica: what that takes from outside are placeholders, and what others take from
-it stays. Its copies then need the last two passes only, which remove superfluous ops and edges of all
-(`graph_optimization`).
+it stays. Ops that are no replica's, such as updates of an owner of shards, are optimized apart from these, to compute
+what they compute on one device: the square root in place of a power. The graph of all then needs the last two passes
+only, which remove superfluous ops and edges (`graph_optimization`).
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from strategies.batches import shares
 from strategies.batches.shares import Share
 from strategies.collectives.process_group import ProcessGroup
 from strategies.steps.context import StepContext
+from strategies.steps.replica_copies import ReplicaCopies
 from strategies.steps.variables import ReplicaStateVariable
 
 
@@ -52,17 +53,23 @@ class ReplicaWrites:
         return [variable for each in self._in_functions if (variable := each()) is not None]
 
 
-def agree(written: Sequence[ReplicaStateVariable], local_shares: Sequence[Share], process_group: ProcessGroup) -> None:
+def agree(
+    written: Sequence[ReplicaStateVariable],
+    local_shares: Sequence[Share],
+    process_group: ProcessGroup,
+    copies: ReplicaCopies | None = None,
+) -> None:
     """Sets the components of each variable to their mean over all replicas, weighted by rows.
 
     Args:
         written: the variables that a replica wrote alone in this step.
         local_shares: the shares of this process' replicas, one per component.
         process_group: the group of the processes that hold replicas.
+        copies: given if one local replica is traced for all.
     """
     if local_shares[0].num_replicas == 1:
         return
-    for vector in state_vectors(written):
+    for vector in state_vectors(written, copies):
         with tf.device(vector.devices[0]):
             if process_group.num_processes == 1:
                 mean = local_mean(vector.read(), local_shares)
@@ -77,9 +84,11 @@ class StateVector:
 
     Attributes:
         variables: at least one.
+        copies: given if one local replica is traced for all.
     """
 
     variables: Sequence[ReplicaStateVariable]
+    copies: ReplicaCopies | None = None
 
     @property
     def devices(self) -> list[str]:
@@ -88,12 +97,11 @@ class StateVector:
 
     def read(self) -> list[tf.Tensor]:
         """Returns the vector of each local replica, on its device."""
-        vectors = []
-        for r, device in enumerate(self.devices):
-            with tf.device(device):
-                parts = [tf.reshape(variable.values[r].read_value(), [-1]) for variable in self.variables]
-                vectors.append(tf.concat(parts, axis=0))
-        return vectors
+
+        def read(replica: int) -> tf.Tensor:
+            return tf.concat([tf.reshape(each.values[replica].read_value(), [-1]) for each in self.variables], axis=0)
+
+        return self._by_each(read)
 
     def term_of_mean(self, local_shares: Sequence[Share]) -> tf.Tensor:
         """Returns this process' term of ``sum(weight * value)`` over all replicas."""
@@ -107,18 +115,33 @@ class StateVector:
     def assign(self, mean: tf.Tensor) -> None:
         """Assigns a vector to all local replicas' components."""
         sizes = [math.prod(variable.shape) for variable in self.variables]
+
+        def assign(replica: int) -> None:
+            for variable, part in zip(self.variables, tf.split(mean, sizes), strict=True):
+                variable.values[replica].assign(tf.reshape(part, variable.shape))
+
+        self._by_each(assign)
+
+    def _by_each(self, run: Callable[[int], Any]) -> list[Any]:
+        """Calls a function for each local replica, with its index, on its device; returns the results."""
+        results = []
+        if self.copies is not None:
+            self.copies.begin()
         for r, device in enumerate(self.devices):
             with tf.device(device):
-                for variable, part in zip(self.variables, tf.split(mean, sizes), strict=True):
-                    variable.values[r].assign(tf.reshape(part, variable.shape))
+                results.append(run(r))
+            if self.copies is not None:
+                self.copies.end()
+                return [self.copies.for_replica(results[0], r) for r in range(len(self.devices))]
+        return results
 
 
-def state_vectors(written: Sequence[ReplicaStateVariable]) -> list[StateVector]:
+def state_vectors(written: Sequence[ReplicaStateVariable], copies: ReplicaCopies | None = None) -> list[StateVector]:
     """Groups the variables by dtype and devices."""
     kinds: dict[Any, list[ReplicaStateVariable]] = {}
     for variable in written:
         kinds.setdefault((variable.dtype, *variable._devices), []).append(variable)
-    return [StateVector(alike) for alike in kinds.values()]
+    return [StateVector(alike, copies) for alike in kinds.values()]
 
 
 def local_mean(vectors: Sequence[tf.Tensor], local_shares: Sequence[Share]) -> tf.Tensor:

@@ -41,11 +41,12 @@ from strategies.batches.divided_batch import divide
 from strategies.batches.row_marks import marking
 from strategies.batches.rows import add_dummy_rows, rows_of
 from strategies.replica.attributes import ReplicaAttributes
-from strategies.steps.assembled_step import assemble, captured, new_graph, without_collections
+from strategies.steps.assembled_step import assemble, captured, new_graph
 from strategies.steps.components import Components
 from strategies.steps.context import StepContext, trainer_call
 from strategies.steps.explained import merge_errors_explained
 from strategies.steps.first_replica import FirstReplica, shared_for_all
+from strategies.steps.graph_import import without_collections
 from strategies.steps.layout import ReplicaLayout
 from strategies.steps.outputs import combined
 from strategies.steps.replica_copies import ReplicaCopies
@@ -215,7 +216,7 @@ class Steps:
                 with tf.device("CPU:0"):  # batches are on the CPU; without this scope, all would pass through GPU 0
                     args, kwargs = add_dummy_rows((args, kwargs), layout.num_local)
             outputs = self._run_replicas(fn, args, kwargs, copies)
-            agree(self._writes.list_written(self.context), local_shares, layout.process_group)
+            agree(self._writes.list_written(self.context), local_shares, layout.process_group, copies)
             return combined(outputs, local_shares, layout)
         finally:
             self.context = outer

@@ -107,7 +107,7 @@ class Updates:
             return None
         update, updated = context.deferred.pop()
         # A mean of what replicas wrote before the update must not overwrite it, as in SpectralNormalization's kernel.
-        vectors = state_vectors(self._steps.take_written(updated))
+        vectors = state_vectors(self._steps.take_written(updated), context.copies)
         state = [FusedReduction([vector.term_of_mean(context.shares)]) for vector in vectors]
         _, totals = update([*fused, *state])
         for vector, mean in zip(vectors, totals[len(fused) :], strict=True):
