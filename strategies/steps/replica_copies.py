@@ -216,13 +216,15 @@ class ReplicaCopies:
 
     def _add_placeholders(self, tensors: Sequence[Any]) -> None:
         """Adds the placeholders of tensors of replica 0, for all other replicas."""
+        if not tensors:
+            return
         nodes = tf.compat.v1.GraphDef(versions=self.graph.graph_def_versions)
         prefix = self.graph.unique_name("of_replica")
         made = [(tensor, replica) for tensor in tensors for replica in range(1, self.num_replicas)]
         for i, (tensor, replica) in enumerate(made):
             # Merge calls look at the devices of the values.
             device = self.device(tensor.device, replica)
-            node = nodes.node.add(name=f"{prefix}_{replica}/{i}", op="Placeholder", device=device)
+            node = nodes.node.add(name=f"{prefix}/{replica}_{i}", op="Placeholder", device=device)
             node.attr["dtype"].type = tensor.dtype.as_datatype_enum
             node.attr["shape"].shape.CopyFrom(tensor.shape.as_proto())
         import_nodes(self.graph, nodes, {})
