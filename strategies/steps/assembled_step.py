@@ -21,7 +21,7 @@ from strategies.steps.context import trainer_call
 from strategies.steps.copied_marks import copy_marks
 from strategies.steps.copy_obstacles import Obstacles
 from strategies.steps.function_copies import FunctionCopies
-from strategies.steps.graph_import import import_nodes
+from strategies.steps.graph_import import capture_resources, import_nodes
 from strategies.steps.op_places import note_places
 from strategies.steps.optimized_replica import optimize
 from strategies.steps.replica_copies import ReplicaCopies
@@ -120,7 +120,7 @@ class _Assembly:
             made_as |= {node.name: name for node in made}
         with caller.as_default(), tf.control_dependencies(None), tf.device(None):
             taken = {inner.name: caller.capture(outer) for outer, inner in self._traced.captures}
-            taken |= {name: caller.capture(resource) for name, resource in self._components.items()}
+            taken |= zip(self._components, capture_resources(caller, list(self._components.values())), strict=True)
             import_nodes(caller, nodes, taken)
         # Also those of ops that have been merged: they may be parts of names.
         caller._names_in_use.update(self._traced._names_in_use)
