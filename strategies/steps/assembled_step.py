@@ -20,7 +20,7 @@ from strategies.steps.common_ops import merge_common, versions_read
 from strategies.steps.context import trainer_call
 from strategies.steps.copied_marks import copy_marks
 from strategies.steps.copy_obstacles import Obstacles
-from strategies.steps.function_copies import FunctionCopies
+from strategies.steps.function_copies import FunctionCopies, functions_of
 from strategies.steps.graph_import import capture_resources, import_nodes
 from strategies.steps.op_places import note_places
 from strategies.steps.optimized_replica import optimize
@@ -204,13 +204,14 @@ class _Assembly:
         optimization = trainer_call().optimization
         config = None if optimization is None else optimization.for_replica()
         nodes = [*self._own.values(), *self._common.values()]
-        if optimization is None or config is None or any(is_gpu(node.device) for node in nodes):
+        if optimization is None or config is None or any(is_gpu(device) for device in {node.device for node in nodes}):
             return
-        kept = self._kept(outputs)
-        own, common = (optimize(each, self._traced, kept, config) for each in (self._own, self._common))
-        if own is not None and common is not None:
-            self._own, self._common = own, common
-        optimization.note_replicas(are_optimized=own is not None and common is not None)
+        # TensorFlow optimizes branches and loops together with what is around them.
+        can_optimize = not any(functions_of(node) for node in nodes)
+        optimization.note_replicas(are_optimized=can_optimize)
+        if can_optimize:
+            kept = self._kept(outputs)
+            self._own, self._common = (optimize(each, self._traced, kept, config) for each in (self._own, self._common))
 
     def _kept(self, outputs: Sequence[Any]) -> set[str]:
         """Returns the names of ops of the first replica that others take, and of other ops that replicas take."""

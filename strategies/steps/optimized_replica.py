@@ -21,25 +21,19 @@ from strategies._tf_internals import (
     handle_data_util,
     op_definitions,
 )
-from strategies.steps.function_copies import functions_of
 
 _READS = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape")
 
 
-def optimize(nodes: dict[str, Any], graph: Any, kept: Collection[str], config: Any) -> dict[str, Any] | None:
+def optimize(nodes: dict[str, Any], graph: Any, kept: Collection[str], config: Any) -> dict[str, Any]:
     """Returns optimized nodes of a graph; nodes that stay have the names that they had.
 
     Args:
-        nodes: by their names.
+        nodes: by their names; none calls a function.
         graph: the graph from which they are.
         kept: the names of the nodes whose outputs others take; and nodes with effects stay.
         config: a `tf.compat.v1.ConfigProto`, which says what is optimized.
-
-    Returns:
-        None if one calls a function: TensorFlow optimizes branches and loops together with what is around them.
     """
-    if any(functions_of(node) for node in nodes.values()):
-        return None
     graph_def = tf.compat.v1.GraphDef(versions=graph.graph_def_versions)
     # By what is taken from outside, "name:index" or "^name": the name of its placeholder.
     outside: dict[str, str] = {}

@@ -124,16 +124,18 @@ class StateVector:
 
     def _by_each(self, run: Callable[[int], Any]) -> list[Any]:
         """Calls a function for each local replica, with its index, on its device; returns the results."""
-        results = []
-        if self.copies is not None:
-            self.copies.begin()
-        for r, device in enumerate(self.devices):
-            with tf.device(device):
-                results.append(run(r))
-            if self.copies is not None:
-                self.copies.end()
-                return [self.copies.for_replica(results[0], r) for r in range(len(self.devices))]
-        return results
+        devices, copies = self.devices, self.copies
+
+        def on_device(replica: int) -> Any:
+            with tf.device(devices[replica]):
+                return run(replica)
+
+        if copies is None:
+            return [on_device(r) for r in range(len(devices))]
+        copies.begin()
+        first = on_device(0)
+        copies.end()
+        return [copies.for_replica(first, r) for r in range(len(devices))]
 
 
 def state_vectors(written: Sequence[ReplicaStateVariable], copies: ReplicaCopies | None = None) -> list[StateVector]:
