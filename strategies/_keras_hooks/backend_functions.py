@@ -1,6 +1,7 @@
 """Functions of Keras' backend: sizes mark numbers of rows, a parameter device looks up rows, layers are recomputed.
 
-- ``shape``, and ``tf.size``: a replica's number of rows, where it is static, is marked as a number of rows.
+- ``shape``, ``tf.shape``, ``tf.size`` and ``tf.ones_like``: a number of rows, or a one per row, is known as that, too,
+  where the shape is static and TensorFlow makes a constant.
 - ``take``, which `keras.layers.Embedding` calls: of a table on a parameter device, only rows leave that device. Keras
   reads the whole table on the replica's device, then takes the rows. On one device that costs nothing; here it would
   copy the table to each compute device in each step, and need memory for it there.
@@ -22,6 +23,7 @@ from strategies._keras_hooks.addresses import in_stateless_scope, tf_numpy
 from strategies._keras_hooks.keras_versions import REMAT_MODULE, SHAPE_MODULES
 from strategies._keras_hooks.wrapping import wrap
 from strategies.batches import shares
+from strategies.batches.graph_nodes import note_source
 from strategies.batches.row_counts import RowCount
 from strategies.engine.engine import engine_of
 from strategies.replica.row_exchange import lie_on_replicas
@@ -32,15 +34,17 @@ def install() -> None:
     """Wraps the reading of shapes and sizes, ``take`` and ``remat``."""
     for module in SHAPE_MODULES:
         wrap(module, "shape", _shape)
-    wrap(tf, "size", _size)
+    wrap(tf, "ones_like", _ones_like)
+    wrap(tf, "shape", _tf_shape)
+    wrap(tf, "size", _tf_size)
     wrap(tf_numpy, "take", _take)
     wrap(REMAT_MODULE, "remat", _remat)
 
 
 def _shape(original: Callable[[Any], Any], x: Any) -> Any:
     found = original(x)
-    share = shares.current()
-    if share is None or not share.in_trainer or share.num_replicas == 1:
+    share = _share_of_step()
+    if share is None:
         return found
     is_known = isinstance(found, tuple) and found and isinstance(found[0], int)
     if is_known and isinstance(x, tf.Tensor) and found[0] in share.num_rows:
@@ -48,12 +52,30 @@ def _shape(original: Callable[[Any], Any], x: Any) -> Any:
     return found
 
 
-def _size(original: Callable[..., Any], input: Any, out_type: tf.DType | None = None, name: str | None = None) -> Any:
+def _tf_shape(original: Callable[..., Any], input: Any, *args: Any, **kwargs: Any) -> Any:
+    return _with_source(original(input, *args, **kwargs), "Shape", input)
+
+
+def _tf_size(original: Callable[..., Any], input: Any, *args: Any, **kwargs: Any) -> Any:
+    return _with_source(original(input, *args, **kwargs), "Size", input)
+
+
+def _ones_like(original: Callable[..., Any], input: Any, *args: Any, **kwargs: Any) -> Any:
+    return _with_source(original(input, *args, **kwargs), "OnesLike", input)
+
+
+def _with_source(found: Any, op_type: str, tensor: Any) -> Any:
+    """Records which tensor a constant was made for: TensorFlow makes constants where shapes are static."""
+    is_in_graph = isinstance(tensor, tf.Tensor) and isinstance(found, tf.Tensor) and not hasattr(found, "numpy")
+    if is_in_graph and found.op.type == "Const" and _share_of_step() is not None:
+        note_source(found, op_type, tensor)
+    return found
+
+
+def _share_of_step() -> shares.Share | None:
+    """Returns the share of the replica whose step is running; None outside of trainers' steps, and for one replica."""
     share = shares.current()
-    if share is None or not share.in_trainer or share.num_replicas == 1 or not isinstance(input, tf.Tensor):
-        return original(input, out_type, name)
-    # With a static shape TensorFlow would return a constant, which does not show whose size it is.
-    return tf.raw_ops.Size(input=input, out_type=out_type or tf.int32, name=name)
+    return share if share is not None and share.in_trainer and share.num_replicas > 1 else None
 
 
 def _take(original: Callable[..., Any], x: Any, indices: Any, axis: int | None = None) -> Any:

@@ -53,6 +53,17 @@ def exchange_of(tensor: Any) -> Callable[[Any], Any] | None:
     return None if traced is None else traced[1]
 
 
+def note_source(constant: Any, op_type: str, tensor: Any) -> None:
+    """Records the op that a program called, and its input, where TensorFlow made a constant of its static result."""
+    constant._computed_by = op_type, tensor
+
+
+def source_of_constant(tensor: Any) -> tuple[str, Any] | None:
+    """Returns the type of the op that a program called for a constant, and the op's input; None if it is not known."""
+    noted: tuple[str, Any] | None = getattr(tensor, "_computed_by", None)
+    return noted
+
+
 def source_of(node: Node) -> Node | None:
     """Returns the tensor that an input of a function comes from; None if it is an argument of the step."""
     tensor, call = node

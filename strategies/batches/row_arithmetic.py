@@ -9,6 +9,8 @@ from collections.abc import Callable, Collection, Mapping
 from strategies.batches.row_kinds import Kind, Op, linear, mixing, row_wise
 
 _FAULTY = (Kind.UNKNOWN, Kind.AMBIGUOUS)
+#: The relative error of the inverse of a number in float32, with room to spare.
+_ROUNDING = 1e-6
 
 
 def reduced_dims(op: Op) -> list[int] | None:
@@ -53,9 +55,20 @@ def reduction(
             if dims is None:
                 return Kind.OTHER
             return kind if is_linear or kind is not Kind.SHIFTED else Kind.UNKNOWN
-        return over_rows.get(kind, Kind.OTHER)
+        reduced = over_rows.get(kind, Kind.OTHER)
+        return _reduction_of_constant(op, reduced) if kind is Kind.ROWS else reduced
 
     return rule
+
+
+def _reduction_of_constant(op: Op, reduced: Kind) -> Kind:
+    """Returns the kind of a reduction of rows that are a constant, or divided by one; otherwise `reduced`."""
+    layout = op.layout(0)
+    if layout.is_constant and op.output_rank == 0:
+        return {Kind.SUM: Kind.COUNT, Kind.MEAN: Kind.SAME}.get(reduced, reduced)
+    if reduced is not Kind.SUM or layout.divided_by is Kind.SAME:
+        return reduced
+    return Kind.MEAN if layout.divided_by is Kind.COUNT else Kind.AMBIGUOUS
 
 
 def _sums_what_may_be_rows(op: Op) -> bool:
@@ -95,6 +108,8 @@ def addition(op: Op) -> Kind:
     if kinds & {Kind.ROWS, Kind.SHIFTED} and kinds & {Kind.MEAN, Kind.SHIFTED}:
         shifted = kinds <= {Kind.ROWS, Kind.SHIFTED, Kind.MEAN, Kind.SAME}
         return Kind.SHIFTED if shifted else Kind.UNKNOWN
+    if Kind.ROWS_PER_COUNT in kinds:
+        return Kind.ROWS_PER_COUNT if len(kinds) == 1 else Kind.UNKNOWN
     if any(kind.has_rows for kind in kinds):
         return row_wise(op)
     if Kind.OTHER in kinds:
@@ -133,6 +148,11 @@ def _is_zero(op: Op, i: int) -> bool:
     return value is not None and not value.any()
 
 
+def homogeneous(op: Op) -> Kind:
+    """Returns the kind of an elementwise function that keeps positive factors, such as an absolute value."""
+    return Kind.ROWS_PER_COUNT if set(op.inputs) == {Kind.ROWS_PER_COUNT} else row_wise(op)
+
+
 def negation(op: Op) -> Kind:
     """Returns the kind of a tensor with the other sign."""
     kind = op.inputs[0]
@@ -148,6 +168,8 @@ def multiplication(op: Op) -> Kind:
         kind = other if one.is_fixed else one
         if kind in (Kind.MAX, Kind.MIN):
             return Kind.OTHER
+        if kind is Kind.SUM and constant_divisor(op) is Kind.AMBIGUOUS:
+            return Kind.AMBIGUOUS
         return row_wise(op) if kind.is_fixed else kind
     if {one, other} == {Kind.MEAN, Kind.COUNT}:
         return Kind.SUM
@@ -157,11 +179,12 @@ def multiplication(op: Op) -> Kind:
 def division(op: Op) -> Kind:
     """Returns the kind of an elementwise quotient."""
     one, other = op.inputs
-    if other is Kind.SAME and one in (Kind.SUM, Kind.ROWS):
-        counted = _by_constant(op)
-        if counted is Kind.AMBIGUOUS and one is Kind.SUM:
+    if other is Kind.SAME and one is Kind.SUM:
+        other = constant_divisor(op)
+        if other is Kind.AMBIGUOUS:
             return Kind.AMBIGUOUS
-        other = counted if counted is Kind.COUNT else other
+    if other is Kind.ROWS_PER_COUNT:
+        return Kind.ROWS if one is other else Kind.UNKNOWN
     if other.is_fixed:
         return row_wise(op) if one.is_fixed else Kind.OTHER if one in (Kind.MAX, Kind.MIN) else one
     if other is Kind.COUNT and one in (Kind.SUM, Kind.ROWS, Kind.COUNT):
@@ -169,17 +192,26 @@ def division(op: Op) -> Kind:
     return row_wise(op)
 
 
-def _by_constant(op: Op) -> Kind:
+def constant_divisor(op: Op) -> Kind:
     """Returns the kind of a constant divisor: `COUNT` if it is the replica's number of summed terms, else `SAME`.
 
     It is `AMBIGUOUS` if it may also be the global batch's number. A program that reads the number of rows from a static
     shape gets a plain number, that of its replica. A program that knows the batch size from elsewhere, as TensorFlow's
     tutorial does, divides by that of the global batch.
+
+    A constant factor that is the inverse of the replica's number is `AMBIGUOUS`, too: programs have other factors more
+    often than other divisors. The commonest of them, a half, is taken for no inverse of a number of rows.
     """
-    divisor = op.constant(1)
-    if divisor is None or divisor.size != 1:
+    is_factor = op.type in ("Mul", "MulNoNan")
+    at = op.inputs.index(Kind.SAME) if is_factor and Kind.SAME in op.inputs else 1
+    constant = op.constant(at)
+    if constant is None or constant.size != 1 or not constant.any():
         return Kind.SAME
-    number, summed = float(divisor.reshape(())), op.layout(0).summed
+    number, summed = float(constant.reshape(())), op.layout(1 - at).summed
+    if is_factor:
+        number = float(round(1 / number)) if abs(number * round(1 / number) - 1) < _ROUNDING else 0.0
+        may_count = number > 2 and any(_is_count(number, rows, summed) for rows in op.num_rows)
+        return Kind.AMBIGUOUS if may_count else Kind.SAME
     own = any(_is_count(number, rows, summed) for rows in op.num_rows)
     of_all = any(_is_count(number, rows, summed) for rows in op.num_all)
     if own and of_all:
@@ -209,6 +241,8 @@ def bound(op: Op) -> Kind:
     """Returns the kind of an elementwise maximum or minimum; a count with a constant bound is still a count."""
     if Kind.COUNT in op.inputs and set(op.inputs) <= {Kind.COUNT, Kind.SAME}:
         return Kind.COUNT
+    if Kind.ROWS_PER_COUNT in op.inputs:
+        return Kind.UNKNOWN
     extreme = Kind.MAX if op.type == "Maximum" else Kind.MIN
     return extreme if extreme in op.inputs and set(op.inputs) <= {extreme, Kind.SAME} else row_wise(op)
 

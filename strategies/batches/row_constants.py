@@ -47,7 +47,10 @@ def is_filled(op: Any) -> bool:
     if op.type != "Const" or (op.outputs[0].shape.num_elements() or 0) > _LARGEST_FOLDED_FILL:
         return False
     value = tf.get_static_value(op.outputs[0])
-    if value is None or value.ndim < 2 or not value.size:
+    if value is None or not value.ndim or not value.size:
+        return False
+    if value.ndim == 1 and (value.size == 1 or not op.name.rpartition("/")[2].startswith(("Fill", "ones"))):
+        # A user's list of equal numbers.
         return False
     # With one row, a user's factor such as [[0.01]] looks the same; positions are integers, which may be of one row.
     may_be_of_rows = value.shape[0] > 1 or not np.issubdtype(value.dtype, np.floating)

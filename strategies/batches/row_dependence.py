@@ -11,11 +11,19 @@ from typing import Any
 
 import tensorflow as tf
 
-from strategies.batches.graph_nodes import Call, Node, body_of, exchange_of, position_in_function, source_of
+from strategies.batches.graph_nodes import (
+    Call,
+    Node,
+    body_of,
+    exchange_of,
+    position_in_function,
+    source_of,
+    source_of_constant,
+)
 from strategies.batches.row_constants import attribute_of, constant_of, is_filled
 from strategies.batches.row_context import Sizes
 from strategies.batches.row_control_flow import BRANCHES, LOOPS, branch_results, loop_results
-from strategies.batches.row_kinds import ROW_MAJOR, Kind, Layout, Op
+from strategies.batches.row_kinds import ROW_MAJOR, Kind, Op
 from strategies.batches.row_marks import (
     Found,
     by_rules,
@@ -68,8 +76,7 @@ class RowDependence:
             return Kind.SAME
         if hasattr(value, "numpy"):
             return marked_kind(value) or (Kind.SAME if self._has_marks() else Kind.ROWS)
-        kind, layout = self._found(Node(value, None))
-        return Kind.COUNT if layout.may_count and value.shape.rank == 0 else kind
+        return self._found(Node(value, None))[0]
 
     def is_number_of_rows(self, value: tf.Tensor) -> bool:
         """Returns True if a tensor is the number of rows itself, not a multiple of it."""
@@ -180,7 +187,8 @@ class RowDependence:
         if body is not None:
             inner = self._calls.setdefault((id(op), id(call)), Call(op, call))
             return None, [Node(body.outputs[tensor.value_index], inner)]
-        return None, [Node(each, call) for each in op.inputs]
+        constant = source_of_constant(tensor)
+        return None, [Node(each, call) for each in (op.inputs if constant is None else constant[1:])]
 
     def _made(self, node: Node, sources: Sequence[Node]) -> Found:
         tensor, call = node
@@ -194,16 +202,14 @@ class RowDependence:
                 results = loop_results if op.type in LOOPS else branch_results
                 self._results[key] = results(op, found, self._body_results)
             return self._results[key][tensor.value_index]
-        if op.type == "Const" and self._is_shape(tensor):
-            return Kind.SAME, Layout(may_count=True)
         return by_rules(
             Op(
-                "Fill" if is_filled(op) else op.type,
+                self._op_type(tensor),
                 [kind for kind, _ in found],
-                [each.shape.as_list() if each.shape.rank is not None else None for each in op.inputs],
+                [each.shape.as_list() if each.shape.rank is not None else None for each, _ in sources],
                 tensor.shape.rank,
                 tensor.value_index,
-                lambda i: constant_of(op.inputs[i]),
+                lambda i: constant_of(sources[i].tensor),
                 lambda name: attribute_of(op, name),
                 self.sizes.of_replica,
                 tensor.shape[0] if tensor.shape.rank else None,
@@ -214,12 +220,13 @@ class RowDependence:
             )
         )
 
-    def _is_shape(self, tensor: Any) -> bool:
-        """Returns True for a constant that `tf.shape` made of a static shape beginning with a known number of rows."""
-        name = tensor.op.name.rpartition("/")[2].partition("_")[0]
-        if name != "Shape" or tensor.shape.rank != 1 or not tensor.shape[0]:
-            return False
-        return int(tf.get_static_value(tensor)[0]) in self.sizes.of_replica
+    @staticmethod
+    def _op_type(tensor: Any) -> str:
+        """Returns the type of the op that a program called: TensorFlow makes constants of some."""
+        constant = source_of_constant(tensor)
+        if constant is not None:
+            return constant[0]
+        return "Fill" if is_filled(tensor.op) else str(tensor.op.type)
 
     def _body_results(self, op: Any, body: Any, given: Sequence[Found]) -> list[Found]:
         """Returns the kinds and layouts of a function's outputs for inputs of the given kinds and layouts."""

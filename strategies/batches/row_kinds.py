@@ -89,8 +89,9 @@ class Layout:
         leading: the sizes of the dimensions that were merged with the dimension of rows, in front of it.
         summed: the sizes of dimensions within each row that were summed; None if unknown.
         is_position: whether its integers are positions of rows.
-        may_count: whether it is a constant, or a shape, that was read from a static shape whose first size is a
-            replica's number of rows.
+        is_constant: whether each row has the same numbers, which the batch does not change, as ones of its shape.
+        divided_by: `COUNT` if rows were divided by a constant that is taken for the replica's number of rows,
+            `AMBIGUOUS` if they were multiplied by the inverse of one that may be it, else `SAME`.
         may_be_rows: whether it is the same on all replicas, but its first size is a replica's number of rows, and it
             may have been made with one item per row, such as ones of a static shape.
     """
@@ -100,8 +101,9 @@ class Layout:
     leading: tuple[int | None, ...] = ()
     summed: tuple[int, ...] | None = ()
     is_position: bool = False
+    is_constant: bool = False
+    divided_by: Kind = Kind.SAME
     may_be_rows: bool = False
-    may_count: bool = False
 
 
 ROW_MAJOR = Layout()
@@ -195,7 +197,7 @@ def row_wise(op: Op, is_linear: bool = False) -> Kind:
         return Kind.PAIRS if op.output_rank != 0 else Kind.OTHER
     if len(with_rows) == 1:
         kind = next(iter(with_rows))
-        return kind if kind is not Kind.SHIFTED or is_linear else Kind.UNKNOWN
+        return kind if kind not in (Kind.SHIFTED, Kind.ROWS_PER_COUNT) or is_linear else Kind.UNKNOWN
     return Kind.ROWS_PER_COUNT if with_rows == {Kind.ROWS, Kind.ROWS_PER_COUNT} else Kind.UNKNOWN
 
 

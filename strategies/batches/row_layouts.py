@@ -7,9 +7,18 @@ from fractions import Fraction
 
 from strategies.batches import row_arithmetic as arithmetic
 from strategies.batches import row_gathers as gathers
+from strategies.batches import row_names as names
 from strategies.batches import row_shapes as shapes
 from strategies.batches.row_kinds import ROW_MAJOR, Kind, Layout, Op
 
+_PRODUCTS = ("Mul", "MulNoNan")
+_QUOTIENTS = ("Div", "DivNoNan", "RealDiv")
+_ADDITIONS = ("Add", "AddN", "AddV2", "Neg", "Sub")
+#: Further ops that are linear in rows.
+_LINEAR = (
+    *("BatchMatMul", "BatchMatMulV2", "ConcatV2", "Einsum", "Gather", "GatherNd", "GatherV2", "MatMul", "Mean", "Pack"),
+    *("Reshape", "Slice", "Split", "SplitV", "StridedSlice", "Sum", "Tile", "Unpack"),
+)
 _REDUCTIONS = ("All", "Any", "ArgMax", "ArgMin", "EuclideanNorm", "Max", "Mean", "Min", "Prod", "Sum")
 #: Ops that only take parts of a shape or a count, or build other shapes from it.
 _HAND_ON = (
@@ -29,26 +38,49 @@ def layout_of(op: Op, kind: Kind) -> Layout:
         found = dataclasses.replace(found, summed=_summed(op))
     is_position = op.type == "Range" and op.inputs[0] is Kind.SAME
     is_position = is_position or any(layout.is_position for layout in op.layouts)
-    return dataclasses.replace(found, is_position=is_position and kind.has_rows, may_be_rows=False, may_count=False)
+    return dataclasses.replace(
+        found,
+        is_position=is_position and kind.has_rows and op.is_integer,
+        is_constant=kind is Kind.ROWS and _is_constant(op),
+        divided_by=_divided_by(op) if kind is Kind.ROWS else Kind.SAME,
+        may_be_rows=False,
+    )
+
+
+def _is_constant(op: Op) -> bool:
+    """Returns True if rows are ones, or another constant, in the shape of a batch."""
+    if op.type in ("OnesLike", "ZerosLike"):
+        return True
+    if op.type == "Fill":
+        return all(kind is Kind.SAME for kind in op.inputs[1:])
+    is_linear = op.type in names.UNCHANGED or op.type in _PRODUCTS
+    return is_linear and all(kind is Kind.SAME or op.layout(i).is_constant for i, kind in enumerate(op.inputs))
+
+
+def _divided_by(op: Op) -> Kind:
+    """Returns the kind of the constant that rows are divided by in this op, or were before; see `Layout`."""
+    before = {op.layout(i).divided_by for i, kind in enumerate(op.inputs) if kind.has_rows}
+    if op.type in (*_PRODUCTS, *_QUOTIENTS):
+        by_constant = op.inputs.count(Kind.SAME) == 1 and (op.type in _PRODUCTS or op.inputs[1] is Kind.SAME)
+        divisor = arithmetic.constant_divisor(op) if by_constant else Kind.SAME
+        if divisor is not Kind.SAME:
+            return divisor
+        before.discard(Kind.SAME)
+    elif op.type in _ADDITIONS:
+        before |= {Kind.SAME for kind in op.inputs if not kind.has_rows}
+    elif op.type not in names.UNCHANGED and op.type not in _LINEAR:
+        return Kind.SAME
+    return before.pop() if len(before) == 1 else Kind.SAME
 
 
 def _fixed_layout(op: Op) -> Layout:
     """Returns the layout of an output without rows, which may still have an item for each of a known number of rows."""
     for_rows = op.first_size in op.num_rows and bool(op.output_rank)
     is_position = any(layout.is_position for layout in op.layouts) or (op.type == "Range" and for_rows)
-    is_made = op.type in ("BroadcastTo", "Fill", "Tile") and (op.output_rank or 0) > 1 and not op.is_integer
+    is_made = op.type == "Fill" or (op.type in ("BroadcastTo", "Tile") and (op.output_rank or 0) > 1)
+    is_made = is_made and not op.is_integer
     may_be_rows = for_rows and (is_made or any(layout.may_be_rows for layout in op.layouts))
-    return Layout(is_position=is_position, may_be_rows=may_be_rows, may_count=_may_count(op))
-
-
-def _may_count(op: Op) -> bool:
-    """Returns True for a constant that may be the number of rows, because it was read from a shape that contains it."""
-    if not any(layout.may_count for layout in op.layouts):
-        return False
-    if op.type in ("StridedSlice", "GatherV2", "Unpack"):
-        part = {"StridedSlice": shapes.strided_slice, "GatherV2": gathers.gathered, "Unpack": shapes.unpacked}[op.type]
-        return part(dataclasses.replace(op, inputs=(Kind.SHAPE, *op.inputs[1:]))) is not Kind.SAME
-    return op.type in ("Cast", "ExpandDims", "Identity", "Mul", "Prod", "Reshape", "Squeeze")
+    return Layout(is_position=is_position, may_be_rows=may_be_rows)
 
 
 def _dependent(op: Op) -> list[int]:

@@ -15,6 +15,7 @@ from strategies.batches.row_kinds import Kind, Op, mixing, row_wise
 _SPREADING = ("BroadcastTo", "Empty", "Fill", "Tile")
 _RULES: dict[str, Callable[[Op], Kind]] = {
     **dict.fromkeys(names.ELEMENTWISE, row_wise),
+    **dict.fromkeys(("Abs", "LeakyRelu", "Relu"), arithmetic.homogeneous),
     **dict.fromkeys(names.BY_ROW, order.by_row),
     **dict.fromkeys(("Equal", "Greater", "GreaterEqual", "Less", "LessEqual", "NotEqual"), arithmetic.comparison),
     **dict.fromkeys(names.LAST_DIM, order.last_dims(1)),
@@ -22,6 +23,8 @@ _RULES: dict[str, Callable[[Op], Kind]] = {
     **dict.fromkeys(names.LAST_THREE_DIMS, order.last_dims(3)),
     **dict.fromkeys(names.WEIGHT_GRADIENTS, arithmetic.weight_gradient),
     **dict.fromkeys(names.UNCHANGED, lambda op: op.inputs[0]),
+    "Cast": gathers.cast,
+    "OneHot": gathers.one_hot,
     "Mean": arithmetic.mean,
     "Sum": arithmetic.total,
     "Prod": arithmetic.product,
@@ -50,7 +53,8 @@ _RULES: dict[str, Callable[[Op], Kind]] = {
     "Pack": shapes.packed,
     "ConcatV2": shapes.concatenated,
     "Reshape": shapes.reshaped,
-    **dict.fromkeys((*_SPREADING, "Range"), shapes.spread),
+    **dict.fromkeys(_SPREADING, shapes.spread),
+    "Range": shapes.counted_up,
     **dict.fromkeys(("OnesLike", "ZerosLike"), shapes.like),
     **dict.fromkeys(("GatherV2", "Gather", "ResourceGather"), gathers.gathered),
     **dict.fromkeys(("GatherNd", "ResourceGatherNd"), gathers.gathered_by_tuples),

@@ -72,7 +72,7 @@ _FIXES = {
     )
 }
 #: Kinds of a layer's per-row outputs that depend on other rows, too.
-_MIXED_ROWS = (*_FAULTS, Kind.PAIRS, Kind.SHIFTED)
+_MIXED_ROWS = (*_FAULTS, Kind.PAIRS, Kind.ROWS_PER_COUNT, Kind.SHIFTED)
 
 #: The message about a layer or a model whose outputs mix rows, and its remedy.
 LOOKS_ACROSS = (

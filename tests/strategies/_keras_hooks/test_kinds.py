@@ -180,6 +180,9 @@ MIXING = {
     "rolls": lambda x: ops.roll(x, 1, axis=0),
     "softmax": lambda x: ops.softmax(x, axis=0),
     "sorts": lambda x: ops.sort(x, axis=0),
+    "counts": lambda x: x * tf.cast(tf.shape(x)[0], x.dtype),
+    "positions": lambda x: x + tf.one_hot(tf.range(tf.shape(x)[0]), 3),
+    "shares": lambda x: x / tf.cast(tf.size(x), x.dtype),
     "deviation": lambda x: ops.concatenate([x, ops.ones_like(x) * ops.mean(ops.std(x, axis=0))], axis=1),
 }
 
@@ -256,11 +259,11 @@ def test_random_numbers_are_those_of_one_device(eagerly: bool) -> None:
 
 
 class AverageLoss(keras.Model):
-    """Divides a sum over rows by the size of the global batch, as TensorFlow's tutorial does."""
+    """Takes an average of the errors by hand, as TensorFlow's tutorial does, and scales its gradients."""
 
-    def __init__(self, divisor: Callable[[Any], float]) -> None:
+    def __init__(self, average: Callable[[Any, Any], Any]) -> None:
         super().__init__()
-        self.head, self.divisor = L.Dense(2), divisor
+        self.head, self.average = L.Dense(2), average
 
     def call(self, x: Any) -> Any:
         return self.head(x)
@@ -268,25 +271,44 @@ class AverageLoss(keras.Model):
     def train_step(self, data: Any) -> Any:
         x, y = data
         with tf.GradientTape() as tape:
-            loss = tf.reduce_sum(tf.square(self(x) - y)) / self.divisor(x)
-        variables = self.trainable_variables
-        self.optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+            loss = self.average(tf.reduce_sum(tf.square(self(x) - y), axis=1), x)
+        variables, count = self.trainable_variables, tf.cast(tf.shape(x)[0], "float32")
+        gradients = [each * count / 8.0 for each in tape.gradient(loss, variables)]
+        self.optimizer.apply_gradients(zip(gradients, variables, strict=True))
         return {"loss": loss}
+
+
+def by_weights(errors: Any, x: Any) -> Any:
+    weights = 0.5 * tf.ones_like(x[:, 0])
+    return tf.reduce_sum(errors * weights) / tf.reduce_sum(weights)
 
 
 @pytest.mark.parametrize("eagerly", [False, True])
 def test_static_batches(eagerly: bool) -> None:
     """Two replicas have rows of two numbers: 8 is the size of the batch, and the number of terms of a replica."""
 
-    def losses(divisor: Callable[[Any], float], strategy: Any) -> list[float]:
+    def losses(average: Callable[[Any, Any], Any], strategy: Any) -> list[float]:
         keras.utils.set_random_seed(3)
         with strategy.scope() if strategy is not None else contextlib.nullcontext():
-            model = AverageLoss(divisor)
+            model = AverageLoss(average)
             model.compile(keras.optimizers.SGD(0.1), run_eagerly=eagerly)
         data = tf.data.Dataset.from_tensor_slices((X[:8], Y[:8])).batch(8, drop_remainder=True)
         return [model.fit(data, epochs=2, shuffle=False, verbose=0).history["loss"]]
 
-    for divisor in (lambda x: 5.0, lambda x: float(x.shape[0]), lambda x: 16.0):
-        np.testing.assert_allclose(losses(divisor, mirrored()), losses(divisor, None), rtol=1e-6)
-    with pytest.warns(strategies.DifferenceWarning, match=r"may be the number of terms.*strategies.global_rows"):
-        losses(lambda x: 8.0, mirrored())
+    for average in (
+        lambda errors, x: ops.sum(errors) / 5.0,
+        lambda errors, x: ops.sum(errors) / float(x.shape[0]),
+        lambda errors, x: ops.sum(errors / float(x.shape[0])),
+        lambda errors, x: ops.sum(errors) / tf.cast(tf.shape(x)[0], "float32"),
+        lambda errors, x: ops.mean(errors) * tf.cast(tf.shape(x)[0], "float32"),
+        lambda errors, x: ops.sum(errors) / 16.0,
+        by_weights,
+    ):
+        np.testing.assert_allclose(losses(average, mirrored()), losses(average, None), rtol=1e-6)
+    for average in (
+        lambda errors, x: ops.sum(errors) / 8.0,
+        lambda errors, x: ops.sum(errors) * (1.0 / x.shape[0]),
+        lambda errors, x: ops.sum(errors * (1.0 / x.shape[0])),
+    ):
+        with pytest.warns(strategies.DifferenceWarning, match=r"may be the number of terms.*strategies.global_rows"):
+            losses(average, mirrored())

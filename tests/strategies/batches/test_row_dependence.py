@@ -58,6 +58,9 @@ PROGRAMS: dict[str, tuple[Callable[[tf.Tensor], Any], Kind]] = {
     "keras loss": (lambda x: LOSS(x, x * 2), Kind.MEAN),
     "sum over rows by their number": (lambda x: ops.sum(x) / ops.cast(ops.shape(x)[0], "float32"), Kind.MEAN),
     "shares of rows": (lambda x: ops.sum(x / tf.cast(tf.shape(x)[0], tf.float32)), Kind.MEAN),
+    "rows by their weights": (lambda x: tf.reduce_sum(x) / tf.reduce_sum(tf.ones(tf.shape(x)[:1])), Kind.MEAN),
+    "squares of shares": (lambda x: ops.sum(tf.square(x / tf.cast(tf.shape(x)[0], tf.float32))), Kind.UNKNOWN),
+    "positions as numbers": (lambda x: ops.cast(tf.range(tf.shape(x)[0]), "float32")[:, None] * x, Kind.PAIRS),
     "mean and penalty": (lambda x: ops.mean(x) - ops.sum(W) + ops.mean(x @ W), Kind.MEAN),
     "sum of a list": (lambda x: ops.sum([ops.mean(x), ops.sum(W)]), Kind.MEAN),
     "sum": (lambda x: ops.sum(x), Kind.SUM),
@@ -108,8 +111,8 @@ PROGRAMS: dict[str, tuple[Callable[[tf.Tensor], Any], Kind]] = {
 IN_GRAPHS_ONLY = ("branches of rows", "loop over rows", "scan over rows")
 #: A static number of rows: the values are the same on all replicas, unless they are summed.
 MAY_BE_ROWS = ("ones in a shape", "positions counted")
-#: The count of rows is a Python number if the number of rows is static or there is no graph.
-COUNTED_BY_PYTHON = ("mean times number",)
+#: The count of rows is a Python number, or a constant, if the number of rows is static and no trainer's step runs.
+COUNTED_BY_PYTHON = ("mean times number", "positions as numbers", "rows by their weights", "squares of shares")
 
 
 # A scan unrolls into hundreds of operations.

@@ -18,6 +18,9 @@ MAX, MIN, AMBIGUOUS, UNKNOWN = Kind.MAX, Kind.MIN, Kind.AMBIGUOUS, Kind.UNKNOWN
 MEAN, SUM, COUNT, SHAPE, MIXED, OTHER = Kind.MEAN, Kind.SUM, Kind.COUNT, Kind.SHAPE, Kind.MIXED, Kind.OTHER
 
 
+POSITIONS = Layout(is_position=True)
+
+
 def op(type_: str, *inputs: Kind, rank: int | None = 0, **known: Any) -> Op:
     """Returns an operation of the given type on inputs of the given kinds.
 
@@ -59,6 +62,28 @@ def op(type_: str, *inputs: Kind, rank: int | None = 0, **known: Any) -> Op:
         (op("Sum", ROWS, SAME, rank=1, c1=[-2], r0=2), SUM),
         (op("Sum", ROWS, SAME, rank=1), OTHER),
         (op("Sum", SHARED, SAME), MEAN),
+        (op("Abs", SHARED, rank=1), SHARED),
+        (op("Square", SHARED, rank=1), UNKNOWN),
+        (op("AddV2", SHARED, SHARED, rank=1), SHARED),
+        (op("AddV2", SHARED, SAME, rank=1), UNKNOWN),
+        (op("RealDiv", ROWS, SHARED, rank=1), UNKNOWN),
+        (op("Maximum", ROWS, SHARED, rank=1), UNKNOWN),
+        (op("Sum", ROWS, SAME, l0=Layout(is_constant=True)), COUNT),
+        (op("Mean", ROWS, SAME, l0=Layout(is_constant=True)), SAME),
+        (op("Sum", ROWS, SAME, l0=Layout(divided_by=COUNT)), MEAN),
+        (op("Sum", ROWS, SAME, l0=Layout(divided_by=AMBIGUOUS)), AMBIGUOUS),
+        (op("Mean", ROWS, SAME, l0=Layout(divided_by=COUNT)), MEAN),
+        # The inverse of the replica's number of rows, or of the numbers of rows of two; a half, and another number.
+        (op("Mul", SUM, SAME, c1=1 / 3, rows=[3]), AMBIGUOUS),
+        (op("Mul", SAME, SUM, c0=np.float32(1 / 6), rows=[3], l1=Layout(summed=(2,))), AMBIGUOUS),
+        (op("Mul", SUM, SAME, c1=0.5, rows=[2]), SUM),
+        (op("Mul", SUM, SAME, c1=0.3, rows=[3]), SUM),
+        # Positions of rows as numbers.
+        (op("Cast", ROWS, rank=1, l0=POSITIONS), PAIRS),
+        (op("Cast", ROWS, rank=1, l0=POSITIONS, integer=True), ROWS),
+        (op("OneHot", ROWS, SAME, SAME, SAME, rank=2, l0=POSITIONS), PAIRS),
+        (op("GatherV2", SAME, ROWS, SAME, rank=2, l1=POSITIONS), PAIRS),
+        (op("GatherV2", ROWS, ROWS, SAME, rank=2, r0=2, c2=[0], l1=POSITIONS), ROWS),
         (op("Sum", MEAN, SAME), MEAN),
         (op("Sum", PAIRS, SAME), OTHER),
         (op("Max", ROWS, SAME), MAX),
@@ -200,7 +225,8 @@ def op(type_: str, *inputs: Kind, rank: int | None = 0, **known: Any) -> Op:
         (op("Unpack", SHAPE, output=1), SAME),
         (op("BroadcastTo", SAME, SHAPE, rank=2), ROWS),
         (op("Range", SAME, SAME, SAME, rank=1), SAME),
-        (op("Range", SAME, COUNT, SAME, rank=1), ROWS),
+        (op("Range", SAME, COUNT, SAME, rank=1, integer=True), ROWS),
+        (op("Range", SAME, COUNT, SAME, rank=1), PAIRS),
         (op("GatherV2", SAME, ROWS, SAME, rank=2), ROWS),
         (op("GatherV2", SAME, SAME, SAME, rank=2), SAME),
         (op("GatherV2", ROWS, SAME, SAME, rank=2, c2=0), UNKNOWN),
@@ -278,9 +304,18 @@ TWICE = Layout(times=Fraction(2))
         (op("TensorListFromTensor", ROWS, SAME, rank=0, r0=3, axis0=1), Layout(0)),
         (op("TensorListStack", ROWS, SAME, rank=3, r0=0), Layout(1)),
         (op("Sum", ROWS, SAME, rank=0, s0=[None, 3, 4], c1=[0, 1, 2]), Layout(summed=(3, 4))),
-        (op("Range", SAME, COUNT, SAME, rank=1), Layout(is_position=True)),
+        (op("Range", SAME, COUNT, SAME, rank=1, integer=True), Layout(is_position=True)),
         (op("FloorDiv", COUNT, SAME, c1=2), Layout(times=Fraction(1, 2))),
         (op("Fill", SAME, SAME, rank=2, first=4, rows=[4]), Layout(may_be_rows=True)),
+        (op("Fill", SHAPE, SAME, rank=1), Layout(is_constant=True)),
+        (op("Mul", ROWS, SAME, rank=1, l0=Layout(is_constant=True)), Layout(is_constant=True)),
+        (op("AddV2", ROWS, ROWS, rank=1, l0=Layout(is_constant=True)), Layout()),
+        (op("RealDiv", ROWS, SAME, rank=1, c1=3.0, rows=[3]), Layout(divided_by=COUNT)),
+        (op("RealDiv", ROWS, SAME, rank=1, c1=4.0, rows=[3]), Layout()),
+        (op("Mul", ROWS, SAME, rank=1, c1=1 / 3, rows=[3]), Layout(divided_by=AMBIGUOUS)),
+        (op("Mul", ROWS, ROWS, rank=1, l0=Layout(divided_by=COUNT)), Layout(divided_by=COUNT)),
+        (op("Square", ROWS, rank=1, l0=Layout(divided_by=COUNT)), Layout()),
+        (op("AddV2", ROWS, SAME, rank=1, l0=Layout(divided_by=COUNT)), Layout()),
     ],
     ids=lambda value: value.type if isinstance(value, Op) else str(value.axis),
 )
