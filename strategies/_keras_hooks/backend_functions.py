@@ -56,8 +56,13 @@ def _tf_shape(original: Callable[..., Any], input: Any, *args: Any, **kwargs: An
     return _with_source(original(input, *args, **kwargs), "Shape", input)
 
 
-def _tf_size(original: Callable[..., Any], input: Any, *args: Any, **kwargs: Any) -> Any:
-    return _with_source(original(input, *args, **kwargs), "Size", input)
+def _tf_size(
+    original: Callable[..., Any], input: Any, out_type: tf.DType | None = None, name: str | None = None
+) -> Any:
+    if tf.executing_eagerly() and isinstance(input, tf.Tensor) and _share_of_step() is not None:
+        # TensorFlow would count in Python, so that no op shows whose size it is.
+        return tf.raw_ops.Size(input=input, out_type=out_type or tf.int32, name=name)
+    return _with_source(original(input, out_type, name), "Size", input)
 
 
 def _ones_like(original: Callable[..., Any], input: Any, *args: Any, **kwargs: Any) -> Any:

@@ -56,14 +56,16 @@ def reduction(
                 return Kind.OTHER
             return kind if is_linear or kind is not Kind.SHIFTED else Kind.UNKNOWN
         reduced = over_rows.get(kind, Kind.OTHER)
-        return _reduction_of_constant(op, reduced) if kind is Kind.ROWS else reduced
+        return _reduction_of_known(op, reduced) if kind is Kind.ROWS else reduced
 
     return rule
 
 
-def _reduction_of_constant(op: Op, reduced: Kind) -> Kind:
-    """Returns the kind of a reduction of rows that are a constant, or divided by one; otherwise `reduced`."""
+def _reduction_of_known(op: Op, reduced: Kind) -> Kind:
+    """Returns the kind of a reduction of rows that are positions, a constant, or divided by one; else `reduced`."""
     layout = op.layout(0)
+    if layout.is_position:
+        return Kind.OTHER
     if layout.is_constant and op.output_rank == 0:
         return {Kind.SUM: Kind.COUNT, Kind.MEAN: Kind.SAME}.get(reduced, reduced)
     if reduced is not Kind.SUM or layout.divided_by is Kind.SAME:
@@ -199,8 +201,8 @@ def constant_divisor(op: Op) -> Kind:
     shape gets a plain number, that of its replica. A program that knows the batch size from elsewhere, as TensorFlow's
     tutorial does, divides by that of the global batch.
 
-    A constant factor that is the inverse of the replica's number is `AMBIGUOUS`, too: programs have other factors more
-    often than other divisors. The commonest of them, a half, is taken for no inverse of a number of rows.
+    A constant factor that is the inverse of the replica's number is `AMBIGUOUS`, too, because programs scale losses more
+    often than they divide them. One of two digits, such as 0.5 or 0.05, is taken for such a scale.
     """
     is_factor = op.type in ("Mul", "MulNoNan")
     at = op.inputs.index(Kind.SAME) if is_factor and Kind.SAME in op.inputs else 1
@@ -209,8 +211,10 @@ def constant_divisor(op: Op) -> Kind:
         return Kind.SAME
     number, summed = float(constant.reshape(())), op.layout(1 - at).summed
     if is_factor:
-        number = float(round(1 / number)) if abs(number * round(1 / number) - 1) < _ROUNDING else 0.0
-        may_count = number > 2 and any(_is_count(number, rows, summed) for rows in op.num_rows)
+        inverse = float(round(1 / number))
+        is_scale = abs(number - float(f"{number:.2g}")) < _ROUNDING * abs(number)
+        is_inverse = abs(number * inverse - 1) < _ROUNDING and not is_scale
+        may_count = is_inverse and any(_is_count(inverse, rows, summed) for rows in op.num_rows)
         return Kind.AMBIGUOUS if may_count else Kind.SAME
     own = any(_is_count(number, rows, summed) for rows in op.num_rows)
     of_all = any(_is_count(number, rows, summed) for rows in op.num_all)

@@ -102,6 +102,14 @@ SOURCES = _listed(
     """
 )
 
+#: Ops that look up parts of their first input by their second, or sum or set them.
+LOOKUPS = _listed(
+    """
+    Gather GatherNd GatherV2 ResourceGather ResourceGatherNd TensorScatterAdd TensorScatterMax TensorScatterMin
+    TensorScatterSub TensorScatterUpdate
+    """
+)
+
 #: Reductions over replicas; the result is the same on all of them.
 OVER_REPLICAS = _listed("CollectiveReduce CollectiveReduceV2 CollectiveReduceV3 HorovodAllreduce NcclAllReduce")
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,10 +46,21 @@ class Made:
             else:
                 arguments[each.name] = rest.pop(0)
         arguments |= {each.name: self.attribute(each.name) for each in definition.attr if each.name not in inferred}
-        results = getattr(tf.raw_ops, self.type)(**arguments)
+        function = getattr(tf.raw_ops, self.type)
+        results = function(**_renamed(arguments, function))
         return results[self.output] if isinstance(results, (list, tuple)) else results
 
     @staticmethod
     def sum_of(base: Any, addend: Any) -> Made:
         """Returns the operation that adds two tensors."""
         return Made("AddV2", (base, addend), 0, lambda name: None)
+
+
+def _renamed(arguments: Mapping[str, Any], function: Callable[..., Any]) -> dict[str, Any]:
+    """Returns arguments by the names of Python's function, of which some differ from those of the op's definition.
+
+    For instance, the dimensions of ``Sum`` are `reduction_indices` there, and `axis` in Python; the order is the same.
+    """
+    names = inspect.signature(function).parameters
+    others = (name for name in names if name != "name" and name not in arguments)
+    return {name if name in names else next(others): value for name, value in arguments.items()}

@@ -9,7 +9,6 @@ from typing import Any
 import tensorflow as tf
 
 from strategies._tf_internals import CollectiveAllReduce, PerReplica
-from strategies.steps.layout import local_values
 from strategies.topology.devices import is_gpu
 
 
@@ -20,11 +19,6 @@ def bound_reduction(devices: tuple[str, ...], options: Any, collective_keys: Any
     )
     adapt(reduction)
     return reduction
-
-
-def are_int32(pairs: Sequence[tuple[Any, Any]]) -> bool:
-    """Returns True if any value is int32, which TensorFlow sums on the host."""
-    return any(v.dtype == tf.int32 for value, _ in pairs for v in local_values(value))
 
 
 def without_gradient(value: Any) -> Any:

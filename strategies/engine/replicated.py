@@ -22,7 +22,7 @@ from strategies.batches import inputs, sharding
 from strategies.batches.row_kinds import Kind
 from strategies.batches.row_marks import mark
 from strategies.control_plane import Member
-from strategies.engine.cross_device import adapt, are_int32, bound_reduction, without_gradient
+from strategies.engine.cross_device import adapt, bound_reduction, without_gradient
 from strategies.engine.engine import Engine
 from strategies.engine.legacy_keras import refuse_caller, refuse_step
 from strategies.engine.variable_makers import VariableMakers
@@ -32,7 +32,7 @@ from strategies.replica.splitting import SplitWeight
 from strategies.replica.weight_identity import named_in_update
 from strategies.replica.weight_slices import WeightSlice
 from strategies.steps.layout import local_values
-from strategies.steps.reductions import SUM
+from strategies.steps.reductions import SUM, is_int32
 from strategies.steps.sums_in_turn import default_reduction
 from strategies.topology.sharding import ShardingGroups
 
@@ -154,7 +154,7 @@ class ReplicatedExtended(MirroredExtended):
     ) -> list[Any]:
         """Reduces over the devices of one part of the replicas, by TensorFlow's reduction for these devices."""
         is_other_part = any(group.devices == devices for group in self._layout.groups[1:])
-        if self._reductions_by_devices is None or not is_other_part or are_int32(pairs):
+        if self._reductions_by_devices is None or not is_other_part or any(is_int32(value) for value, _ in pairs):
             return list(super()._batch_reduce_to(reduce_op, pairs, options))
         if devices not in self._reductions_by_devices:
             self._reductions_by_devices[devices] = bound_reduction(

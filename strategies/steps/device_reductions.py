@@ -12,7 +12,15 @@ from strategies.batches.shares import Share
 from strategies.collectives.fixed_order import sum_in_order
 from strategies.op_names.scopes import in_process
 from strategies.steps.layout import ReplicaLayout
-from strategies.steps.reductions import SUM, FusedReduction, Reductions, in_buckets, is_sparse, joined_lookups
+from strategies.steps.reductions import (
+    SUM,
+    FusedReduction,
+    Reductions,
+    in_buckets,
+    is_int32,
+    is_sparse,
+    joined_lookups,
+)
 from strategies.topology.devices import is_gpu
 
 #: The size of a bucket of gradients that the GPUs of one process sum by NCCL, which is fastest with large messages.
@@ -61,7 +69,7 @@ class DeviceReductions(Reductions):
                 dense.setdefault(tuple(getattr(destination, "_devices", ())), []).append(i)
         options = options or tf.distribute.experimental.CommunicationOptions()
         for devices, indices in dense.items():
-            for packed in _packs(values, indices, devices) if as_gradients else [indices]:
+            for packed in _packs(values, indices, devices, as_gradients):
                 with in_process("all_reduce", "data"):
                     made = self._reduce_locally(reduce_op, [(values[i], where[i]) for i in packed], devices, options)
                 for i, total in zip(packed, made, strict=True):
@@ -85,12 +93,17 @@ class DeviceReductions(Reductions):
         return PerReplica(tuple(joined))
 
 
-def _packs(values: Sequence[Any], indices: Sequence[int], devices: Sequence[str]) -> list[list[int]]:
-    """Returns the buckets of gradients, as lists of indices, in the order in which they are reduced.
+def _packs(
+    values: Sequence[Any], indices: Sequence[int], devices: Sequence[str], as_gradients: bool
+) -> list[list[int]]:
+    """Returns the values that are reduced by one call each, as lists of indices, in the order of the calls.
 
-    TensorFlow's collectives pack all tensors of one call into one message, which then waits for the last gradient.
-    Between CPU devices gradients are added one by one, each when it is ready.
+    TensorFlow's collectives pack all tensors of one call into one message. Gradients are packed in buckets, because one
+    message would wait for the last of them; between CPU devices they are added one by one, each when it is ready.
+    TensorFlow sums int32 on the host, and refuses calls with other values, including other int32 values.
     """
-    if not any(is_gpu(device) for device in devices):
-        return [list(indices)]
-    return in_buckets(values, indices, GPU_BUCKET_BYTES)
+    alone = [[i] for i in indices if is_int32(values[i])]
+    others = [i for i in indices if not is_int32(values[i])]
+    if as_gradients and any(is_gpu(device) for device in devices):
+        return [*alone, *in_buckets(values, others, GPU_BUCKET_BYTES)]
+    return [*alone, others] if others else alone

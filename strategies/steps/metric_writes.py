@@ -37,7 +37,7 @@ def term(share: Share, name: str, value: Any, dtype: tf.DType, aggregation: tf.V
             return linear(
                 dependence,
                 value,
-                same=lambda part: share.on_first(tf.convert_to_tensor(part, dtype)),
+                same=lambda part: _of_first(share, name, part, dtype),
                 mean=lambda part: _weighed(share, part),
                 total=lambda part: part if state_writes.is_state(part) else share.keep(part, tf.zeros_like(part)),
             )
@@ -52,6 +52,11 @@ def term(share: Share, name: str, value: Any, dtype: tf.DType, aggregation: tf.V
         "strategies.gather_rows(x) returns.",
     )
     return None
+
+
+def _of_first(share: Share, name: str, part: Any, dtype: tf.DType) -> tf.Tensor:
+    state_writes.warn_of_static_count(share, name, part)
+    return share.on_first(tf.convert_to_tensor(part, dtype))
 
 
 def _weighed(share: Share, mean: tf.Tensor) -> tf.Tensor:

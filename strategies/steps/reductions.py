@@ -191,6 +191,11 @@ def is_sparse(value: Any) -> bool:
     return isinstance(local_values(value)[0], tf.IndexedSlices)
 
 
+def is_int32(value: Any) -> bool:
+    """Returns True for int32, on any replica, which TensorFlow sums on the host."""
+    return any(each.dtype == tf.int32 for each in local_values(value))
+
+
 def in_buckets(values: Sequence[Any], indices: Sequence[int], bucket_bytes: int) -> list[list[int]]:
     """Returns the buckets of the values at `indices`, as lists of indices, in the order in which they are ready."""
     tensors = [local_values(values[i])[0] for i in indices]

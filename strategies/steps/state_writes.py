@@ -103,7 +103,7 @@ def global_write(share: Share, name: str, value: Any, dtype: tf.DType, *, is_inc
         return _microbatch_write(share, name, value, dtype, is_increment=is_increment)
     kind = dependence.kind(value)
     if kind is Kind.SAME:
-        _warn_of_static_count(share, name, value, is_increment=is_increment)
+        _warn_of_static_counts(share, name, value, is_increment=is_increment)
         return Write(value, differs=False)
     if kind is Kind.MEAN and dtype.is_floating:
         return Write(value, differs=True)
@@ -233,23 +233,27 @@ def _addend(share: Share, term: Term) -> tf.Tensor:
     return tf.pad(row, share.value_on_replica(lambda replica: [[replica, last - replica], *others]))
 
 
-def _warn_of_static_count(share: Share, name: str, value: Any, *, is_increment: bool) -> None:
-    """Warns of a constant that is added to a variable and equals the static number of rows of a replica."""
-    counts = [n for n in share.num_rows if n > 1]
-    if not counts or not isinstance(value, tf.Tensor | int | float):
-        return
+def _warn_of_static_counts(share: Share, name: str, value: Any, *, is_increment: bool) -> None:
+    """Warns of constants among the terms of a write; see below."""
     added = [value]
     made = share.dependence.made(value) if isinstance(value, tf.Tensor) else None
     if not is_increment:
         added = list(made.inputs) if made is not None and made.type in ("Add", "AddV2", "Sub") else []
     for each in added:
-        number = tf.get_static_value(each) if isinstance(each, tf.Tensor) else each
-        if number is not None and getattr(number, "size", 1) == 1 and float(number) in counts:
-            row_warnings.warn(
-                f"{name!r} is changed by {float(number):g}, which is also the number of rows of a replica: if it was "
-                "taken from the shape of a batch of static size, one device has that of all rows",
-                "For the number of all rows, write strategies.global_rows(x).",
-            )
+        warn_of_static_count(share, name, each)
+
+
+def warn_of_static_count(share: Share, name: str, added: Any) -> None:
+    """Warns if what is added to a variable is a constant that equals the static number of rows of a replica."""
+    number = tf.get_static_value(added) if isinstance(added, tf.Tensor) else added
+    if not isinstance(number, int | float) and getattr(number, "size", 0) != 1:
+        return
+    if any(float(number) == n for n in share.num_rows if n > 1):
+        row_warnings.warn(
+            f"{name!r} is changed by {float(number):g}, which is also the number of rows of a replica: if it was taken "
+            "from the shape of a batch of static size, one device has that of all rows",
+            "For the number of all rows, write strategies.global_rows(x).",
+        )
 
 
 def _microbatch_write(share: Share, name: str, value: Any, dtype: tf.DType, *, is_increment: bool) -> Write:

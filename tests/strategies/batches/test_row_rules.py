@@ -73,16 +73,17 @@ def op(type_: str, *inputs: Kind, rank: int | None = 0, **known: Any) -> Op:
         (op("Sum", ROWS, SAME, l0=Layout(divided_by=COUNT)), MEAN),
         (op("Sum", ROWS, SAME, l0=Layout(divided_by=AMBIGUOUS)), AMBIGUOUS),
         (op("Mean", ROWS, SAME, l0=Layout(divided_by=COUNT)), MEAN),
-        # The inverse of the replica's number of rows, or of the numbers of rows of two; a half, and another number.
+        # The inverse of the number of rows of a replica, or of its terms; a scale of two digits, and another one.
         (op("Mul", SUM, SAME, c1=1 / 3, rows=[3]), AMBIGUOUS),
         (op("Mul", SAME, SUM, c0=np.float32(1 / 6), rows=[3], l1=Layout(summed=(2,))), AMBIGUOUS),
-        (op("Mul", SUM, SAME, c1=0.5, rows=[2]), SUM),
+        (op("Mul", SUM, SAME, c1=0.05, rows=[20]), SUM),
         (op("Mul", SUM, SAME, c1=0.3, rows=[3]), SUM),
         # Positions of rows as numbers.
         (op("Cast", ROWS, rank=1, l0=POSITIONS), PAIRS),
         (op("Cast", ROWS, rank=1, l0=POSITIONS, integer=True), ROWS),
         (op("OneHot", ROWS, SAME, SAME, SAME, rank=2, l0=POSITIONS), PAIRS),
         (op("GatherV2", SAME, ROWS, SAME, rank=2, l1=POSITIONS), PAIRS),
+        (op("Sum", ROWS, SAME, l0=POSITIONS), OTHER),
         (op("GatherV2", ROWS, ROWS, SAME, rank=2, r0=2, c2=[0], l1=POSITIONS), ROWS),
         (op("Sum", MEAN, SAME), MEAN),
         (op("Sum", PAIRS, SAME), OTHER),
@@ -305,6 +306,8 @@ TWICE = Layout(times=Fraction(2))
         (op("TensorListStack", ROWS, SAME, rank=3, r0=0), Layout(1)),
         (op("Sum", ROWS, SAME, rank=0, s0=[None, 3, 4], c1=[0, 1, 2]), Layout(summed=(3, 4))),
         (op("Range", SAME, COUNT, SAME, rank=1, integer=True), Layout(is_position=True)),
+        (op("AddV2", ROWS, SAME, rank=1, integer=True, l0=POSITIONS), POSITIONS),
+        (op("GatherV2", ROWS, ROWS, SAME, rank=1, r0=1, integer=True, l1=POSITIONS), Layout()),
         (op("FloorDiv", COUNT, SAME, c1=2), Layout(times=Fraction(1, 2))),
         (op("Fill", SAME, SAME, rank=2, first=4, rows=[4]), Layout(may_be_rows=True)),
         (op("Fill", SHAPE, SAME, rank=1), Layout(is_constant=True)),

@@ -19,6 +19,21 @@ from tests.strategies.parity.harness import features
 X, Y = features(14, 3), features(14, 1, seed=1)
 
 # The writes of a layer to its variable `v` of shape (3,) and its counter `n`, given rows x.
+
+
+def deviation(x: Any) -> Any:
+    """Returns a number whose terms are two sums of floats, and two numbers of int32."""
+    count, size = tf.cast(tf.shape(x)[0], "float32"), tf.cast(tf.size(x), "float32")
+    return tf.sqrt(tf.reduce_sum(x * x, 0) / count - tf.square(tf.reduce_sum(x) / size) + 1.0)
+
+
+def reduced_again(x: Any) -> Any:
+    """Returns numbers that ops with other names of their arguments in Python compute from statistics."""
+    root = tf.sqrt(tf.reduce_mean(x * x, 0))
+    parts = tf.concat(tf.split(tf.squeeze(tf.expand_dims(root, 0), [0]), [1, 2]), 0)
+    return parts / tf.reduce_sum(root) + tf.reduce_max(root)
+
+
 EQUAL: dict[str, Callable[[Any, Any, Any], Any]] = {
     "sum": lambda v, n, x: v.assign_add(ops.sum(x, 0)),
     "count": lambda v, n, x: n.assign_add(ops.shape(x)[0]),
@@ -34,6 +49,9 @@ EQUAL: dict[str, Callable[[Any, Any, Any], Any]] = {
     ),
     "quotient": lambda v, n, x: v.assign(ops.sum(x * x, 0) / (1.0 + ops.sum(ops.abs(x), 0))),
     "moments": lambda v, n, x: v.assign(ops.sqrt(ops.mean(x * x, 0) - ops.square(ops.mean(x, 0)))),
+    "deviation": lambda v, n, x: v.assign(deviation(x)),
+    "reduced_again": lambda v, n, x: v.assign(reduced_again(x)),
+    "positions": lambda v, n, x: n.assign_add(tf.reduce_sum(tf.range(tf.shape(x)[0]))),
     "maximum": lambda v, n, x: v.assign(ops.maximum(v, ops.max(x, 0))),
     "minimum": lambda v, n, x: v.assign(ops.minimum(v, ops.min(x, 0))),
     "scattered": lambda v, n, x: (
@@ -207,11 +225,11 @@ class Keeps(keras.metrics.Metric):
 
 METRICS: dict[str, Callable[[Any, Any, Any], Any]] = {
     "sums": lambda kept, counted, y: (kept.assign_add(ops.sum(y)), counted.assign_add(ops.shape(y)[0])),
-    "steps": lambda kept, counted, y: (kept.assign_add(1.0), counted.assign_add(2)),
+    "steps": lambda kept, counted, y: (kept.assign_add(1.0), counted.assign_add(7)),
     "means": lambda kept, counted, y: kept.assign(kept + ops.mean(y)),
     "decayed": lambda kept, counted, y: kept.assign(0.5 * kept + ops.sum(y)),
     "set": lambda kept, counted, y: kept.assign(ops.mean(y)),
-    "mixed": lambda kept, counted, y: kept.assign_sub(ops.sum(y) + 3.0),
+    "mixed": lambda kept, counted, y: kept.assign_sub(ops.sum(y) + 7.0),
 }
 SAID_METRICS: dict[str, Callable[[Any, Any, Any], Any]] = {
     "largest": lambda kept, counted, y: kept.assign(ops.maximum(kept, ops.max(y))),
