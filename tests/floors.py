@@ -51,11 +51,13 @@ ROOMS = (
         0,
         (
             "strategies.batches.row_arithmetic",
+            "strategies.batches.row_divisors",
             "strategies.batches.row_gathers",
             "strategies.batches.row_kinds",
             "strategies.batches.row_layouts",
             "strategies.batches.row_names",
             "strategies.batches.row_order",
+            "strategies.batches.row_positions",
             "strategies.batches.row_plans",
             "strategies.batches.row_rules",
             "strategies.batches.row_shapes",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from strategies.batches import row_order as order
 from strategies.batches.row_kinds import Kind, Op, mixing, row_wise
+from strategies.batches.row_positions import are_positions
 
 
 def gathered(op: Op) -> Kind:
@@ -18,7 +18,7 @@ def gathered(op: Op) -> Kind:
         return Kind.COUNT if index[0] == max(op.layout(0).axis, 0) else Kind.SAME
     if table in (Kind.MEAN, Kind.SUM, Kind.MIXED) and indices is Kind.SAME:
         return table
-    if table is Kind.SAME and _are_positions(op, 1):
+    if table is Kind.SAME and are_positions(op, 1):
         # An item for each position in the batch: the replicas count from 0 each.
         return Kind.PAIRS
     if table is Kind.DISTINCT and indices is Kind.ROWS:
@@ -30,20 +30,6 @@ def gathered(op: Op) -> Kind:
         each_its_own = not indices.has_rows or (batch_dims > op.layout(0).axis == op.layout(1).axis)
         return _by_row(op) if each_its_own else Kind.PAIRS
     return _rows_by(op, table, indices)
-
-
-def cast(op: Op) -> Kind:
-    """Returns the kind of a tensor of another dtype; as a number, each replica's position of a row is another one."""
-    return Kind.PAIRS if _are_positions(op, 0) and not op.is_integer else op.inputs[0]
-
-
-def one_hot(op: Op) -> Kind:
-    """Returns the kind of one vector per index."""
-    return Kind.PAIRS if _are_positions(op, 0) else order.by_row(op)
-
-
-def _are_positions(op: Op, i: int) -> bool:
-    return op.inputs[i] is Kind.ROWS and op.layout(i).is_position
 
 
 def _by_row(op: Op) -> Kind:

@@ -9,6 +9,7 @@ from strategies.batches import row_arithmetic as arithmetic
 from strategies.batches import row_gathers as gathers
 from strategies.batches import row_names as names
 from strategies.batches import row_shapes as shapes
+from strategies.batches.row_divisors import constant_divisor
 from strategies.batches.row_kinds import ROW_MAJOR, Kind, Layout, Op
 
 _PRODUCTS = ("Mul", "MulNoNan")
@@ -67,7 +68,7 @@ def _divided_by(op: Op) -> Kind:
     before = {op.layout(i).divided_by for i, kind in enumerate(op.inputs) if kind.has_rows}
     if op.type in (*_PRODUCTS, *_QUOTIENTS):
         by_constant = op.inputs.count(Kind.SAME) == 1 and (op.type in _PRODUCTS or op.inputs[1] is Kind.SAME)
-        divisor = arithmetic.constant_divisor(op) if by_constant else Kind.SAME
+        divisor = constant_divisor(op) if by_constant else Kind.SAME
         if divisor is not Kind.SAME:
             return divisor
         before.discard(Kind.SAME)

@@ -8,6 +8,7 @@ from strategies.batches import row_arithmetic as arithmetic
 from strategies.batches import row_gathers as gathers
 from strategies.batches import row_names as names
 from strategies.batches import row_order as order
+from strategies.batches import row_positions as positions
 from strategies.batches import row_shapes as shapes
 from strategies.batches import row_shards as shards
 from strategies.batches.row_kinds import Kind, Op, mixing, row_wise
@@ -23,8 +24,8 @@ _RULES: dict[str, Callable[[Op], Kind]] = {
     **dict.fromkeys(names.LAST_THREE_DIMS, order.last_dims(3)),
     **dict.fromkeys(names.WEIGHT_GRADIENTS, arithmetic.weight_gradient),
     **dict.fromkeys(names.UNCHANGED, lambda op: op.inputs[0]),
-    "Cast": gathers.cast,
-    "OneHot": gathers.one_hot,
+    "Cast": positions.cast,
+    "OneHot": positions.one_hot,
     "Mean": arithmetic.mean,
     "Sum": arithmetic.total,
     "Prod": arithmetic.product,
@@ -54,7 +55,7 @@ _RULES: dict[str, Callable[[Op], Kind]] = {
     "ConcatV2": shapes.concatenated,
     "Reshape": shapes.reshaped,
     **dict.fromkeys(_SPREADING, shapes.spread),
-    "Range": shapes.counted_up,
+    "Range": positions.counted_up,
     **dict.fromkeys(("OnesLike", "ZerosLike"), shapes.like),
     **dict.fromkeys(("GatherV2", "Gather", "ResourceGather"), gathers.gathered),
     **dict.fromkeys(("GatherNd", "ResourceGatherNd"), gathers.gathered_by_tuples),

@@ -311,12 +311,6 @@ def spread(op: Op) -> Kind:
     return kind if all(each.is_fixed for each in op.inputs[1:]) else row_wise(op)
 
 
-def counted_up(op: Op) -> Kind:
-    """Returns the kind of a range: positions of rows if it goes up to their number."""
-    # Numbers that are no integers are no positions, but values of which replicas have others.
-    return Kind.PAIRS if Kind.COUNT in op.inputs and not op.is_integer else spread(op)
-
-
 def is_for_each_row(op: Op) -> bool:
     """Returns True if a tensor is repeated for each row, whose number the program read from a static shape."""
     return op.first_size in op.num_rows and op.output_rank is not None and op.output_rank > 1

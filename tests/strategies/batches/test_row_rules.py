@@ -78,6 +78,9 @@ def op(type_: str, *inputs: Kind, rank: int | None = 0, **known: Any) -> Op:
         (op("Mul", SAME, SUM, c0=np.float32(1 / 6), rows=[3], l1=Layout(summed=(2,))), AMBIGUOUS),
         (op("Mul", SUM, SAME, c1=0.05, rows=[20]), SUM),
         (op("Mul", SUM, SAME, c1=0.3, rows=[3]), SUM),
+        (op("Mul", SUM, SAME, c1=np.nan, rows=[3]), SUM),
+        (op("Mul", SUM, SAME, c1=1j / 3, rows=[3]), SUM),
+        (op("RealDiv", SUM, SAME, c1=0.0, rows=[3]), SUM),
         # Positions of rows as numbers.
         (op("Cast", ROWS, rank=1, l0=POSITIONS), PAIRS),
         (op("Cast", ROWS, rank=1, l0=POSITIONS, integer=True), ROWS),
