@@ -5,8 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 
-import numpy as np
-
 from strategies.batches.row_kinds import Kind, Op
 
 #: The relative error of the inverse of a number in float32, with room to spare.
@@ -48,7 +46,7 @@ def _number(op: Op, i: int) -> float | None:
     if any(size != 1 for size in op.shape(i) or ()):
         return None
     constant = op.constant(i)
-    if constant is None or constant.size != 1 or np.iscomplexobj(constant):
+    if constant is None or constant.size != 1 or constant.dtype.kind == "c":
         return None
     number = float(constant.reshape(()))
     return number if math.isfinite(number) and abs(number) > _SMALLEST else None

@@ -91,6 +91,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "`keras.random.normal(shape, seed=generator)`": (
         f"{_HOOKS}/test_kinds.py::test_random_numbers_are_those_of_one_device",
     ),
+    "`tf.random.normal(shape)`": (f"{_HOOKS}/test_kinds.py::test_random_numbers_of_tensorflow",),
     "`BatchNormalization()`": (
         "BatchNormalization(synchronized=True)",
         f"{_HOOKS}/test_synchronized_norms.py::test_micro_batches_of_a_synchronized_layer_are_warned_of_once_at_the_line_of_the_program",

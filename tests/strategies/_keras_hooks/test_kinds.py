@@ -258,6 +258,16 @@ def test_random_numbers_are_those_of_one_device(eagerly: bool) -> None:
     assert_equal(Draws, run_eagerly=eagerly)
 
 
+@pytest.mark.parametrize(("seed", "num_replicas"), [(None, 2), (7, 1)])
+def test_random_numbers_of_tensorflow(seed: int | None, num_replicas: int) -> None:
+    """A seed of an op gives all replicas the same numbers; without one each has numbers of its own."""
+    keras.utils.set_random_seed(3)
+    with mirrored().scope():
+        model = keras.Sequential([keras.Input((4,)), Mixes(lambda x: tf.random.normal(tf.shape(x), seed=seed))])
+    drawn = model.predict(X[:8], batch_size=8, verbose=0)
+    assert len(np.unique(drawn)) == num_replicas * 4 * 4
+
+
 class AverageLoss(keras.Model):
     """Takes an average of the errors by hand, as TensorFlow's tutorial does, and scales its gradients."""
 
