@@ -113,8 +113,8 @@ def test_in_a_pipeline() -> None:
 
     for a, b in zip(piped(mixture, 0), piped(mixture, 1), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6)
-    # Batches of two rows, equal to top_k, so that a dim of choices could be mistaken for rows. Only the loss for balance
-    # causes a warning: it is a product of means over a micro-batch.
+    # Batches of two rows, equal to top_k, so that a dim of choices could be mistaken for rows. Only the loss for
+    # balance causes a warning: it is a product of means over a micro-batch.
     with pytest.warns(strategies.DifferenceWarning, match="A loss that a layer adds") as caught:
         piped(mixture, 2)
     assert all("in a pipeline it is not that of one device" in str(each.message) for each in caught)
