@@ -113,7 +113,7 @@ class AllGather:
                 shards.append([])
                 for component in own:
                     with tf.device(component.device):
-                        shards[-1].append(tf.reshape(component.read_value(), [-1]))
+                        shards[-1].append(tf.reshape(_read(component), [-1]))
         return shards
 
     @staticmethod
@@ -147,7 +147,7 @@ class AllGather:
                     continue
                 component = variable.values[each.owner - own.start]
                 with tf.device(component.device):
-                    shards[each] = component.read_value()
+                    shards[each] = _read(component)
         with tf.device(device), carrying(f"weights {listed([v.name for v in variables])}"):
             gathered = inside.gather(laid_out(bucket, own, shards, variables[0].dtype), equal_sizes=True)
             whole = {
@@ -158,6 +158,11 @@ class AllGather:
                 whole[i] if i in whole else tf.zeros(variable.shape, variable.dtype)
                 for i, variable in enumerate(variables)
             ]
+
+
+def _read(component: Any) -> tf.Tensor:
+    """Reads a shard. ``tf.custom_gradient`` does not notice it: it would ask for the weight that is being gathered."""
+    return tf.raw_ops.ReadVariableOp(resource=component.handle, dtype=component.dtype)
 
 
 def _placeholder_like(variable: Any) -> tf.Tensor:

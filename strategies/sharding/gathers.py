@@ -30,11 +30,16 @@ from strategies.steps.step import Steps
 
 
 class _Watched:
-    """A fake variable for a tape: gradients with respect to it are those of its tensor."""
+    """A fake variable for a tape: gradients with respect to it are those of the gathered tensor of a weight."""
 
-    def __init__(self, tensor: tf.Tensor, *, trainable: bool) -> None:
+    def __init__(self, variable: ShardedVariable, tensor: tf.Tensor) -> None:
         self.handle = tensor
-        self.trainable = trainable
+        self.trainable = variable.trainable
+        self._variable = variable
+
+    def ref(self) -> Any:
+        """Returns the reference of the weight, of which a ``tf.custom_gradient`` that reads it returns the gradient."""
+        return self._variable.ref()
 
 
 class WeightGathers:
@@ -120,7 +125,10 @@ class WeightGathers:
                 with unrecorded(), _in_graph(context.graph):
                     self._unshard(unit, own, context)
             tensor = unit.handles[id(variable)]
-        pywrap_tfe.TFE_Py_TapeVariableAccessed(_Watched(tensor, trainable=variable.trainable))
+        watched = _Watched(variable, tensor)
+        pywrap_tfe.TFE_Py_TapeVariableAccessed(watched)
+        # For tf.custom_gradient, and so tf.recompute_grad, which otherwise leaves out the weight's gradient.
+        pywrap_tfe.TFE_Py_VariableWatcherVariableAccessed(watched)
         return tensor
 
     def _unshard(self, unit: ReplicaUnit, own: ReplicaUnits, context: StepContext) -> None:

@@ -253,6 +253,32 @@ def with_noise(gradients: list[Any], _: list[Any]) -> Gradients:
     return [g + 0.1 * tf.random.stateless_normal(g.shape, seed=[1, i]) for i, g in enumerate(gradients)]
 
 
+@keras.saving.register_keras_serializable("parity")
+class OwnGradients(keras.layers.Layer):
+    """Recomputes a product in the backward pass, and scales it with a gradient that differs from the true one."""
+
+    def build(self, shape: Any) -> None:
+        self.kernel = self.add_weight(shape=(shape[-1], 5), initializer=keras.initializers.GlorotUniform(5))
+        self.scale = self.add_weight(shape=(5,), initializer="ones")
+
+    def call(self, x: Any) -> Any:
+        @tf.custom_gradient
+        def scaled(rows: Any) -> Any:
+            def backward(upstream: Any, variables: Any) -> Any:
+                return upstream * self.scale, [0.5 * tf.reduce_sum(upstream * rows, 0) for _ in variables]
+
+            return rows * self.scale, backward
+
+        return scaled(tf.recompute_grad(lambda rows: tf.tanh(rows @ self.kernel))(x))
+
+
+def with_own_gradients() -> Model:
+    start = keras.initializers.GlorotUniform(3)
+    model = keras.Sequential([keras.Input((6,)), OwnGradients(), keras.layers.Dense(1, kernel_initializer=start)])
+    model.compile(opt.SGD(0.05), "mse")
+    return model
+
+
 _MAKERS: dict[str, Any] = {
     "clip_by_norm in train_step": made(changed(lambda g, _: [tf.clip_by_norm(each, 0.1) for each in g])),
     "clip_by_global_norm in train_step": made(changed(lambda g, _: tf.clip_by_global_norm(g, 0.1)[0])),
@@ -282,6 +308,7 @@ _MAKERS: dict[str, Any] = {
     "gradient without a tape": made(derived_by_hand),
     "tf.gradients": made(symbolic),
     "output_gradients": made(scaled_by_upstream),
+    "recompute_grad and custom_gradient": with_own_gradients,
     "gradients of rows, clipped": made(clipped_by_row),
     "gradients gathered by hand, tf.cond around apply_gradients": gathered_by_hand,
     "optimizer that overrides apply_gradients": made(None, lambda: AdaptiveClipping(0.05)),
