@@ -61,7 +61,7 @@ def reduction(
 def _reduction_of_known(op: Op, reduced: Kind) -> Kind:
     """Returns the kind of a reduction of rows that are positions, a constant, or divided by one; else `reduced`."""
     layout = op.layout(0)
-    if layout.is_position:
+    if layout.is_row_number:
         return Kind.OTHER
     if layout.is_constant and op.output_rank == 0:
         return {Kind.SUM: Kind.COUNT, Kind.MEAN: Kind.SAME}.get(reduced, reduced)

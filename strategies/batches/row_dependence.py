@@ -37,6 +37,9 @@ from strategies.batches.row_marks import (
 )
 from strategies.batches.row_origins import Made
 
+#: The name that TensorFlow gives to the constant of a replica's number.
+_REPLICA_ID = "replica_id_in_sync_group"
+
 
 class RowDependence:
     """Finds how the tensors of one replica in one step depend on its rows.
@@ -176,6 +179,8 @@ class RowDependence:
         if kind is not None or hasattr(tensor, "numpy"):
             return (kind or Kind.SAME, marked_layout(tensor)), []
         op = tensor.op
+        if op.type == "Const" and op.name.rpartition("/")[2].startswith(_REPLICA_ID):
+            return (Kind.DRAWN, ROW_MAJOR), []
         if op.type == "Placeholder":
             if call is not None and call.given is not None:
                 return call.given[position_in_function(tensor)], []

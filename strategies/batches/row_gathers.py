@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from strategies.batches.row_kinds import Kind, Op, mixing, row_wise
-from strategies.batches.row_positions import are_positions
+from strategies.batches.row_positions import are_row_numbers
 
 
 def gathered(op: Op) -> Kind:
@@ -18,7 +18,7 @@ def gathered(op: Op) -> Kind:
         return Kind.COUNT if index[0] == max(op.layout(0).axis, 0) else Kind.SAME
     if table in (Kind.MEAN, Kind.SUM, Kind.MIXED) and indices is Kind.SAME:
         return table
-    if table is Kind.SAME and are_positions(op, 1):
+    if table is Kind.SAME and are_row_numbers(op, 1):
         # An item for each position in the batch: the replicas count from 0 each.
         return Kind.PAIRS
     if table is Kind.DISTINCT and indices is Kind.ROWS:

@@ -88,7 +88,9 @@ class Layout:
             unknown.
         leading: the sizes of the dimensions that were merged with the dimension of rows, in front of it.
         summed: the sizes of dimensions within each row that were summed; None if unknown.
-        is_position: whether its integers are positions of rows.
+        is_position: whether its integers are each row's own position in the batch, or in the batch's flattened items.
+        is_scaled: whether positions are those of flattened items: multiplied by their number per row.
+        is_row_number: whether its integers are computed from positions of rows and constants.
         is_constant: whether each row has the same numbers, which the batch does not change, as ones of its shape.
         divided_by: `COUNT` if rows were divided by a constant that is taken for the replica's number of rows,
             `AMBIGUOUS` if they were multiplied by the inverse of one that may be it, else `SAME`.
@@ -101,6 +103,8 @@ class Layout:
     leading: tuple[int | None, ...] = ()
     summed: tuple[int, ...] | None = ()
     is_position: bool = False
+    is_scaled: bool = False
+    is_row_number: bool = False
     is_constant: bool = False
     divided_by: Kind = Kind.SAME
     may_be_rows: bool = False
@@ -219,7 +223,7 @@ def mixing(op: Op) -> Kind:
 
 
 def _has_positions(op: Op) -> bool:
-    return any(op.layout(i).is_position for i, kind in enumerate(op.inputs) if kind.has_rows)
+    return any(op.layout(i).is_row_number for i, kind in enumerate(op.inputs) if kind.has_rows)
 
 
 def along(

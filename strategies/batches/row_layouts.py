@@ -11,6 +11,7 @@ from strategies.batches import row_names as names
 from strategies.batches import row_shapes as shapes
 from strategies.batches.row_divisors import constant_divisor
 from strategies.batches.row_kinds import ROW_MAJOR, Kind, Layout, Op
+from strategies.batches.row_positions import with_positions
 
 _PRODUCTS = ("Mul", "MulNoNan")
 _QUOTIENTS = ("Div", "DivNoNan", "RealDiv")
@@ -37,20 +38,16 @@ def layout_of(op: Op, kind: Kind) -> Layout:
     found = _moved(op, kind)
     if found.summed is not None and kind in (Kind.SUM, Kind.ROWS):
         found = dataclasses.replace(found, summed=_summed(op))
-    is_position = (op.type == "Range" and op.inputs[0] is Kind.SAME) or _has_positions(op)
-    return dataclasses.replace(
+    found = dataclasses.replace(
         found,
-        is_position=is_position and kind.has_rows and op.is_integer,
+        is_position=False,
+        is_scaled=False,
+        is_row_number=False,
         is_constant=kind is Kind.ROWS and _is_constant(op),
         divided_by=_divided_by(op) if kind is Kind.ROWS else Kind.SAME,
         may_be_rows=False,
     )
-
-
-def _has_positions(op: Op) -> bool:
-    """Returns True if a tensor is computed from positions of rows; what is looked up by positions is not."""
-    layouts = op.layouts[:1] if op.type in names.LOOKUPS else op.layouts
-    return any(layout.is_position for layout in layouts)
+    return with_positions(found, op, op.type == "Range") if kind.has_rows and op.is_integer else found
 
 
 def _is_constant(op: Op) -> bool:
@@ -82,11 +79,10 @@ def _divided_by(op: Op) -> Kind:
 def _fixed_layout(op: Op) -> Layout:
     """Returns the layout of an output without rows, which may still have an item for each of a known number of rows."""
     for_rows = op.first_size in op.num_rows and bool(op.output_rank)
-    is_position = _has_positions(op) or (op.type == "Range" and for_rows)
     is_made = op.type == "Fill" or (op.type in ("BroadcastTo", "Tile") and (op.output_rank or 0) > 1)
     is_made = is_made and not op.is_integer
     may_be_rows = for_rows and (is_made or any(layout.may_be_rows for layout in op.layouts))
-    return Layout(is_position=is_position, may_be_rows=may_be_rows)
+    return with_positions(Layout(may_be_rows=may_be_rows), op, op.type == "Range" and for_rows)
 
 
 def _dependent(op: Op) -> list[int]:

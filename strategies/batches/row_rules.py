@@ -18,7 +18,7 @@ _RULES: dict[str, Callable[[Op], Kind]] = {
     **dict.fromkeys(names.ELEMENTWISE, row_wise),
     **dict.fromkeys(("Abs", "LeakyRelu", "Relu"), arithmetic.homogeneous),
     **dict.fromkeys(names.BY_ROW, order.by_row),
-    **dict.fromkeys(("Equal", "Greater", "GreaterEqual", "Less", "LessEqual", "NotEqual"), arithmetic.comparison),
+    **dict.fromkeys(("Equal", "Greater", "GreaterEqual", "Less", "LessEqual", "NotEqual"), positions.comparison),
     **dict.fromkeys(names.LAST_DIM, order.last_dims(1)),
     **dict.fromkeys(names.LAST_TWO_DIMS, order.last_dims(2)),
     **dict.fromkeys(names.LAST_THREE_DIMS, order.last_dims(3)),

@@ -182,6 +182,7 @@ MIXING = {
     "sorts": lambda x: ops.sort(x, axis=0),
     "counts": lambda x: x * tf.cast(tf.shape(x)[0], x.dtype),
     "positions": lambda x: x + tf.one_hot(tf.range(tf.shape(x)[0]), 3),
+    "turns": lambda x: tf.gather(x, (tf.range(tf.shape(x)[0]) + 1) % tf.shape(x)[0]),
     "shares": lambda x: x / tf.cast(tf.size(x), x.dtype),
     "deviation": lambda x: ops.concatenate([x, ops.ones_like(x) * ops.mean(ops.std(x, axis=0))], axis=1),
 }
@@ -205,6 +206,41 @@ def test_layers_that_mix_rows_are_said_and_found(name: str) -> None:
     assert "strategies.gather_rows" in finding.fix
     with pytest.warns(strategies.DifferenceWarning, match="What a model predicts for a row looks at several rows"):
         model.predict(X, verbose=0)
+
+
+def own_items(x: Any) -> Any:
+    """Returns rows to which items are added that each row looks up by its own position."""
+    count, largest = tf.shape(x)[0], tf.argmax(x, 1, "int32")
+    by_tuple = tf.gather_nd(x, tf.stack([tf.range(count), largest], 1))
+    of_flat = tf.gather(tf.reshape(x, [-1]), (3 * tf.range(count))[:, None] + [2, 1, 0])
+    repeated = tf.reshape(tf.gather(x, tf.range(2 * count) // 2), [-1, 2, 3])
+    return x + by_tuple[:, None] + 0.1 * of_flat + tf.reduce_mean(repeated, 1)
+
+
+class Contrasts(keras.Model):
+    """Takes the loss of SimCLR as published with TensorFlow: labels are the positions of rows in the global batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = keras.Sequential([keras.Input((4,)), L.Dense(3), Mixes(own_items), L.Dense(2)])
+
+    def call(self, x: Any) -> Any:
+        return self.head(x)
+
+    def train_step(self, data: Any) -> Any:
+        x, _ = data
+        with tf.GradientTape() as tape:
+            one, other = tf.math.l2_normalize(self(x), 1), strategies.gather_rows(tf.math.l2_normalize(self(-x), 1))
+            replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+            labels = tf.one_hot(tf.range(tf.shape(one)[0]) + replica * tf.shape(one)[0], tf.shape(other)[0])
+            loss = tf.reduce_mean(tf.nn.softmax_cross_entropy_with_logits(labels, one @ tf.transpose(other)))
+        variables = self.trainable_variables
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+        return {"loss": loss}
+
+
+def test_positions_of_rows_may_be_used() -> None:
+    assert_equal(Contrasts)
 
 
 class MixUp(keras.Model):

@@ -18,7 +18,9 @@ MAX, MIN, AMBIGUOUS, UNKNOWN = Kind.MAX, Kind.MIN, Kind.AMBIGUOUS, Kind.UNKNOWN
 MEAN, SUM, COUNT, SHAPE, MIXED, OTHER = Kind.MEAN, Kind.SUM, Kind.COUNT, Kind.SHAPE, Kind.MIXED, Kind.OTHER
 
 
-POSITIONS = Layout(is_position=True)
+POSITIONS = Layout(is_position=True, is_row_number=True)
+SCALED = Layout(is_position=True, is_scaled=True, is_row_number=True)
+MOVED = Layout(is_row_number=True)
 
 
 def op(type_: str, *inputs: Kind, rank: int | None = 0, **known: Any) -> Op:
@@ -86,6 +88,9 @@ def op(type_: str, *inputs: Kind, rank: int | None = 0, **known: Any) -> Op:
         (op("Cast", ROWS, rank=1, l0=POSITIONS, integer=True), ROWS),
         (op("OneHot", ROWS, SAME, SAME, SAME, rank=2, l0=POSITIONS), PAIRS),
         (op("GatherV2", SAME, ROWS, SAME, rank=2, l1=POSITIONS), PAIRS),
+        (op("GatherV2", ROWS, ROWS, SAME, rank=2, r0=2, c2=[0], l1=MOVED), UNKNOWN),
+        (op("Less", ROWS, SAME, rank=1, l0=POSITIONS), PAIRS),
+        (op("Less", ROWS, COUNT, rank=1, l0=POSITIONS), ROWS),
         (op("Sum", ROWS, SAME, l0=POSITIONS), OTHER),
         (op("GatherV2", ROWS, ROWS, SAME, rank=2, r0=2, c2=[0], l1=POSITIONS), ROWS),
         (op("Sum", MEAN, SAME), MEAN),
@@ -237,7 +242,7 @@ def op(type_: str, *inputs: Kind, rank: int | None = 0, **known: Any) -> Op:
         (op("GatherV2", ROWS, SAME, SAME, rank=2, r0=2, c2=1), ROWS),
         (op("GatherV2", ROWS, ROWS, SAME, rank=2, c2=0), UNKNOWN),
         (op("GatherV2", ROWS, ROWS, SAME, rank=2, c2=1, a_batch_dims=1), ROWS),
-        (op("GatherNd", ROWS, ROWS, rank=1, l1=Layout(is_position=True)), ROWS),
+        (op("GatherNd", ROWS, ROWS, rank=1, l1=POSITIONS), ROWS),
         (op("GatherNd", ROWS, ROWS, rank=1), UNKNOWN),
         (op("Where", ROWS, rank=2), SOME),
         (op("GatherV2", ROWS, SOME, SAME, rank=2, c2=0), SOME),
@@ -308,8 +313,14 @@ TWICE = Layout(times=Fraction(2))
         (op("TensorListFromTensor", ROWS, SAME, rank=0, r0=3, axis0=1), Layout(0)),
         (op("TensorListStack", ROWS, SAME, rank=3, r0=0), Layout(1)),
         (op("Sum", ROWS, SAME, rank=0, s0=[None, 3, 4], c1=[0, 1, 2]), Layout(summed=(3, 4))),
-        (op("Range", SAME, COUNT, SAME, rank=1, integer=True), Layout(is_position=True)),
-        (op("AddV2", ROWS, SAME, rank=1, integer=True, l0=POSITIONS), POSITIONS),
+        (op("Range", SAME, COUNT, SAME, rank=1, integer=True), POSITIONS),
+        (op("Range", SAME, COUNT, SAME, rank=1, integer=True, c0=[1]), MOVED),
+        (op("AddV2", ROWS, SAME, rank=1, integer=True, l0=POSITIONS, c1=1), MOVED),
+        (op("AddV2", ROWS, DRAWN, rank=1, integer=True, l0=POSITIONS), Layout()),
+        (op("Mul", ROWS, SAME, rank=1, integer=True, l0=POSITIONS, c1=8), SCALED),
+        (op("AddV2", ROWS, SAME, rank=1, integer=True, l0=SCALED, c1=1), SCALED),
+        (op("AddV2", ROWS, ROWS, rank=1, integer=True, l0=SCALED), Layout(is_position=True, is_scaled=True)),
+        (op("FloorMod", ROWS, COUNT, rank=1, integer=True, l0=POSITIONS), MOVED),
         (op("GatherV2", ROWS, ROWS, SAME, rank=1, r0=1, integer=True, l1=POSITIONS), Layout()),
         (op("FloorDiv", COUNT, SAME, c1=2), Layout(times=Fraction(1, 2))),
         (op("Fill", SAME, SAME, rank=2, first=4, rows=[4]), Layout(may_be_rows=True)),
