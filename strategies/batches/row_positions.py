@@ -26,11 +26,12 @@ def with_positions(layout: Layout, op: Op, is_range: bool) -> Layout:
     Args:
         layout: the layout, without these flags.
         op: the operation.
-        is_range: whether it is a range over rows.
+        is_range: whether it is a range over rows, or may be one.
     """
     if is_range:
         begins_at_0 = op.inputs[0] is Kind.SAME and op.numbers(0) in (None, [0])
-        return dataclasses.replace(layout, is_position=begins_at_0, is_row_number=True)
+        # Up to a constant, which may be a number of rows, it may also count the items of each row.
+        return dataclasses.replace(layout, is_position=begins_at_0, is_row_number=Kind.COUNT in op.inputs)
     sources = op.layouts[:1] if op.type in names.LOOKUPS else op.layouts
     is_position = any(each.is_position for each in sources)
     is_scaled = op.type == "Mul" or any(each.is_scaled for each in sources)
@@ -38,7 +39,7 @@ def with_positions(layout: Layout, op: Op, is_range: bool) -> Layout:
     if op.type in _ADDITIONS:
         # Items of a row follow its position among flattened items; without these, a position is moved to another row.
         is_position = is_position and is_scaled
-        is_row_number = all(
+        is_row_number = is_row_number and all(
             op.layout(i).is_row_number or (kind is Kind.SAME and op.constant(i) is not None)
             for i, kind in enumerate(op.inputs)
         )
