@@ -6,6 +6,7 @@ import itertools
 import math
 
 from strategies.batches.row_kinds import Kind, Op
+from strategies.batches.row_names import PRODUCTS
 
 #: The relative error of the inverse of a number in float32, with room to spare.
 _ROUNDING = 1e-6
@@ -23,7 +24,7 @@ def constant_divisor(op: Op) -> Kind:
     A constant factor that is the inverse of the replica's number is `AMBIGUOUS`, too, because programs scale losses
     more often than they divide them. One of two digits, such as 0.5 or 0.05, is taken for such a scale.
     """
-    is_factor = op.type in ("Mul", "MulNoNan")
+    is_factor = op.type in PRODUCTS
     at = op.inputs.index(Kind.SAME) if is_factor and Kind.SAME in op.inputs else 1
     number, summed = _number(op, at), op.layout(1 - at).summed
     if number is None:

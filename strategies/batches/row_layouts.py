@@ -13,9 +13,7 @@ from strategies.batches.row_divisors import constant_divisor
 from strategies.batches.row_kinds import ROW_MAJOR, Kind, Layout, Op
 from strategies.batches.row_positions import with_positions
 
-_PRODUCTS = ("Mul", "MulNoNan")
 _QUOTIENTS = ("Div", "DivNoNan", "RealDiv")
-_ADDITIONS = ("Add", "AddN", "AddV2", "Neg", "Sub")
 #: Further ops that are linear in rows.
 _LINEAR = (
     *("BatchMatMul", "BatchMatMulV2", "ConcatV2", "Einsum", "Gather", "GatherNd", "GatherV2", "MatMul", "Mean", "Pack"),
@@ -56,20 +54,20 @@ def _is_constant(op: Op) -> bool:
         return True
     if op.type == "Fill":
         return all(kind is Kind.SAME for kind in op.inputs[1:])
-    is_linear = op.type in names.UNCHANGED or op.type in _PRODUCTS
+    is_linear = op.type in names.UNCHANGED or op.type in names.PRODUCTS
     return is_linear and all(kind is Kind.SAME or op.layout(i).is_constant for i, kind in enumerate(op.inputs))
 
 
 def _divided_by(op: Op) -> Kind:
     """Returns the kind of the constant that rows are divided by in this op, or were before; see `Layout`."""
     before = {op.layout(i).divided_by for i, kind in enumerate(op.inputs) if kind.has_rows}
-    if op.type in (*_PRODUCTS, *_QUOTIENTS):
-        by_constant = op.inputs.count(Kind.SAME) == 1 and (op.type in _PRODUCTS or op.inputs[1] is Kind.SAME)
+    if op.type in names.PRODUCTS or op.type in _QUOTIENTS:
+        by_constant = op.inputs.count(Kind.SAME) == 1 and (op.type in names.PRODUCTS or op.inputs[1] is Kind.SAME)
         divisor = constant_divisor(op) if by_constant else Kind.SAME
         if divisor is not Kind.SAME:
             return divisor
         before.discard(Kind.SAME)
-    elif op.type in _ADDITIONS:
+    elif op.type in names.ADDITIONS:
         before |= {Kind.SAME for kind in op.inputs if not kind.has_rows}
     elif op.type not in names.UNCHANGED and op.type not in _LINEAR:
         return Kind.SAME

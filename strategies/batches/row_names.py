@@ -102,6 +102,12 @@ SOURCES = _listed(
     """
 )
 
+#: Elementwise sums and differences of their inputs.
+ADDITIONS = _listed("Add AddN AddV2 Neg Sub")
+
+#: Elementwise products of two inputs.
+PRODUCTS = _listed("Mul MulNoNan")
+
 #: Ops that look up parts of their first input by their second, or sum or set them.
 LOOKUPS = _listed(
     """

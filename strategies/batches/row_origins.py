@@ -57,9 +57,10 @@ class Made:
 
 
 def _renamed(arguments: Mapping[str, Any], function: Callable[..., Any]) -> dict[str, Any]:
-    """Returns arguments by the names of Python's function, of which some differ from those of the op's definition.
+    """Returns keyword arguments of a function of ``tf.raw_ops`` for arguments by their names in the op's definition.
 
-    For instance, the dimensions of ``Sum`` are `reduction_indices` there, and `axis` in Python; the order is the same.
+    Some names differ: ``Sum`` calls its dimensions `reduction_indices` in the definition and `axis` in Python. Such
+    arguments are in the same order in both.
     """
     names = inspect.signature(function).parameters
     others = (name for name in names if name != "name" and name not in arguments)

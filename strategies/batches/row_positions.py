@@ -54,12 +54,12 @@ def with_positions(layout: Layout, op: Op, is_range: bool) -> Layout:
 
 def counted_up(op: Op) -> Kind:
     """Returns the kind of a range: positions of rows if it goes up to their number."""
-    # Numbers that are no integers are no positions, but values of which replicas have others.
+    # A range of floats is used as values, not as indices, and each replica counts its own rows.
     return Kind.PAIRS if Kind.COUNT in op.inputs and not op.is_integer else spread(op)
 
 
 def cast(op: Op) -> Kind:
-    """Returns the kind of a tensor of another dtype; as a number, each replica's position of a row is another one."""
+    """Returns the kind of a tensor of another dtype; positions that become floats differ from those on one device."""
     return Kind.PAIRS if are_row_numbers(op, 0) and not op.is_integer else op.inputs[0]
 
 
@@ -69,7 +69,7 @@ def one_hot(op: Op) -> Kind:
 
 
 def comparison(op: Op) -> Kind:
-    """Returns the kind of a comparison; each replica's positions of rows compare with a constant in another way."""
+    """Returns the kind of a comparison; positions compared with a constant select other rows on each replica."""
     with_constant = any(kind is Kind.SAME for kind in op.inputs)
     is_of_positions = any(are_row_numbers(op, i) for i in range(len(op.inputs)))
     return Kind.PAIRS if with_constant and is_of_positions else arithmetic.comparison(op)

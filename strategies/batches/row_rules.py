@@ -36,7 +36,7 @@ _RULES: dict[str, Callable[[Op], Kind]] = {
     "L2Loss": arithmetic.l2_loss,
     **dict.fromkeys(("Add", "AddN", "AccumulateNV2", "AddV2", "BiasAdd", "Sub"), arithmetic.addition),
     "Neg": arithmetic.negation,
-    **dict.fromkeys(("Mul", "MulNoNan"), arithmetic.multiplication),
+    **dict.fromkeys(names.PRODUCTS, arithmetic.multiplication),
     **dict.fromkeys(("Div", "DivNoNan", "FloorDiv", "RealDiv", "TruncateDiv"), arithmetic.division),
     **dict.fromkeys(("Maximum", "Minimum"), arithmetic.bound),
     **dict.fromkeys(("Select", "SelectV2"), arithmetic.selection),

@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from strategies.batches.row_dependence import RowDependence
 from strategies.batches.row_kinds import Kind
+from strategies.batches.row_names import ADDITIONS
 from strategies.batches.row_origins import Made
 
 How = Literal["sum", "mean", "max", "min"]
@@ -42,7 +43,6 @@ _SCATTERS: dict[str, How] = {
 }
 _BOUNDS: dict[str, How] = {"Max": "max", "Min": "min"}
 _MATRIX_PRODUCTS = ("BatchMatMulV2", "MatMul")
-_ADDITIONS = ("Add", "AddN", "AddV2", "Neg", "Sub")
 _UNCHANGED = ("Cast", "ExpandDims", "Identity", "Reshape", "Squeeze", "StopGradient")
 _FACTORS = ("Mul", "RealDiv")
 
@@ -184,8 +184,8 @@ def linear(
     kind = dependence.kind(value)
     made = dependence.made(value) if isinstance(value, tf.Tensor) else None
     go_on = {"same": same, "mean": mean, "total": total}
-    if made is not None and (made.type in _ADDITIONS or made.type in _UNCHANGED) and kind in _HAVE_NO_ROWS:
-        first = made.inputs if made.type in _ADDITIONS else made.inputs[:1]
+    if made is not None and (made.type in ADDITIONS or made.type in _UNCHANGED) and kind in _HAVE_NO_ROWS:
+        first = made.inputs if made.type in ADDITIONS else made.inputs[:1]
         if first[0].dtype != value.dtype and not first[0].dtype.is_floating:
             # A count is replaced after its cast; before the cast, this only checks that it is a count.
             linear(dependence, first[0], same=refused, mean=refused, total=unchanged)

@@ -38,7 +38,7 @@ class _Watched:
         self._variable = variable
 
     def ref(self) -> Any:
-        """Returns the reference of the weight, of which a ``tf.custom_gradient`` that reads it returns the gradient."""
+        """Returns the weight's reference: ``tf.custom_gradient`` passes the weights it reads on by their references."""
         return self._variable.ref()
 
 

@@ -234,7 +234,7 @@ def _addend(share: Share, term: Term) -> tf.Tensor:
 
 
 def _warn_of_static_counts(share: Share, name: str, value: Any, *, is_increment: bool) -> None:
-    """Warns of constants among the terms of a write; see below."""
+    """Warns of each constant that a write adds and that equals the static number of rows of a replica."""
     added = [value]
     made = share.dependence.made(value) if isinstance(value, tf.Tensor) else None
     if not is_increment:
