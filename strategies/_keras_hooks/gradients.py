@@ -42,7 +42,7 @@ from strategies.replica.overwritten import warn_if_summed
 from strategies.replica.pass_context import pass_context
 from strategies.replica.rounding import as_unrounded, unrounded
 from strategies.replica.splitting import weight_of
-from strategies.sharding.variables import is_row_sharded
+from strategies.sharding.variables import ShardedVariable, is_row_sharded
 
 #: Kinds that are weighted. A scalar that is neither mean nor sum is weighted, too, as the best guess, with a warning.
 _AS_MEANS = (Kind.MEAN, Kind.SAME, Kind.DRAWN)
@@ -101,20 +101,20 @@ def _gradient(
 ) -> Any:
     if _is_factor():
         return original(tape, target, sources, output_gradients, *args, **kwargs)
-    _pre_backward()
+    recorded = _pre_backward(sources)
     # Determined before: a persistent tape may record again while its gradient is taken.
     stays = _stays_local()
     with _taking():
-        local = original(tape, target, sources, _upstream(target, output_gradients), *args, **kwargs)
+        local = original(tape, target, recorded, _upstream(target, output_gradients), *args, **kwargs)
     return _global_gradients(local, target, sources, stays)
 
 
 def _gradients(original: Callable[..., Any], ys: Any, xs: Any, grad_ys: Any = None, *args: Any, **kwargs: Any) -> Any:
     if _is_factor():
         return original(ys, xs, grad_ys, *args, **kwargs)
-    _pre_backward()
+    recorded = _pre_backward(xs)
     with _taking():
-        local = original(ys, xs, _upstream(ys, grad_ys), *args, **kwargs)
+        local = original(ys, recorded, _upstream(ys, grad_ys), *args, **kwargs)
     return _global_gradients(local, ys, xs, _stays_local())
 
 
@@ -148,11 +148,20 @@ def _taking() -> Iterator[None]:
         _inside.reset(token)
 
 
-def _pre_backward() -> None:
-    """Notifies the gathers of sharded weights that a backward pass begins."""
+def _pre_backward(sources: Any) -> Any:
+    """Notifies the gathers of sharded weights that a backward pass begins; returns the sources as tapes know them."""
     engine = engine_of(tf.distribute.get_strategy())
-    if engine is not None and engine.sharded_weights is not None:
-        engine.sharded_weights.gathers.pre_backward(is_last=not pass_context().is_differentiated)
+    if engine is None or engine.sharded_weights is None:
+        return sources
+    gathers = engine.sharded_weights.gathers
+    gathers.pre_backward(is_last=not pass_context().is_differentiated)
+
+    def recorded(source: Any) -> Any:
+        value = source.value if isinstance(source, keras.Variable) else source
+        read = gathers.before_update(value) if isinstance(value, ShardedVariable) else None
+        return source if read is None else read
+
+    return tf.nest.map_structure(recorded, sources)
 
 
 def _upstream(target: Any, given: Any) -> Any:

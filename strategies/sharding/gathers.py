@@ -164,6 +164,23 @@ class WeightGathers:
         others = context.weights.items() if self.all_gather.crosses_processes else ()
         return [own.get(unit.unit, for_passes=unit.for_passes) for replica, own in others if replica != unit.replica]
 
+    def reshard(self) -> None:
+        """Reshards all units after an update; gradients of what was read before can still be taken."""
+        weights = self._steps.context.weights
+        for replica, own in weights.items():
+            weights[replica] = own.resharded()
+
+    def before_update(self, variable: ShardedVariable) -> tf.Tensor | None:
+        """Returns what was read of a weight, if an update followed and no other read did; else None.
+
+        Tapes recorded the weight as this tensor: a program may update a critic before it takes the gradients of the
+        generator.
+        """
+        own: ReplicaUnits | None = self._steps.context.weights.get(get_current_replica_id_as_int())
+        if own is None or id(variable) in own.get(variable.unit).handles:
+            return None
+        return own.earlier.get(id(variable))
+
     def pre_backward(self, *, is_last: bool) -> None:
         """Records which ops exist when a replica takes its first gradient.
 
@@ -173,7 +190,7 @@ class WeightGathers:
         """
         context = self._steps.context
         own: ReplicaUnits | None = context.weights.get(get_current_replica_id_as_int())
-        if own is None or context.graph is None or own.stay or own.num_forward_ops is not None:
+        if own is None or not own.used or context.graph is None or own.stay or own.num_forward_ops is not None:
             return
         own.stay = not is_last
         if is_last:

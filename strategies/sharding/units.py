@@ -36,7 +36,7 @@ from __future__ import annotations
 
 import enum
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -202,14 +202,16 @@ class ReplicaUnits:
 
     Attributes:
         used: the units that were read outside of passes that reshard, in the order of their first use.
+        earlier: by the `id` of a weight, the tensor that was last read of it before an update in this step.
         assigned: by the `id` of a weight, the value that the replica has assigned in this step.
         num_forward_ops: the number of ops in the graph when the replica took its first gradient; None before.
         stay: True if forward passes follow a backward pass: units then stay unsharded to the step's end.
     """
 
-    def __init__(self, replica: int) -> None:
+    def __init__(self, replica: int, earlier: Mapping[int, tf.Tensor] | None = None) -> None:
         self._replica = replica
         self._units: dict[tuple[Unit, bool], ReplicaUnit] = {}
+        self.earlier = dict(earlier or {})
         self.used: list[ReplicaUnit] = []
         self.assigned: dict[int, tf.Tensor] = {}
         self.num_forward_ops: int | None = None
@@ -219,6 +221,11 @@ class ReplicaUnits:
         """Returns a unit on this replica, for passes that reshard or for all other reads."""
         made = ReplicaUnit(unit, self._replica, for_passes=for_passes)
         return self._units.setdefault((unit, for_passes), made)
+
+    def resharded(self) -> ReplicaUnits:
+        """Returns the units after an update: the tensors that were read are the old weights, so all are sharded."""
+        read = {key: tensor for unit in self._units.values() for key, tensor in unit.handles.items()}
+        return ReplicaUnits(self._replica, self.earlier | read)
 
     def large(self, devices: tuple[str, ...]) -> list[ReplicaUnit]:
         """Returns the large units of one part of a replica in the order of use; two at a time are unsharded."""

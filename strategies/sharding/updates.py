@@ -219,8 +219,7 @@ class ShardedUpdates:
             # An overflow must leave the weights unchanged, and a constraint might change them.
             is_done = tf.not_equal(local_values(counter.value)[0].read_value(), before)
             tf.cond(is_done, functools.partial(self._constrain, constrained), lambda: None)
-        # All units are resharded: the gathered tensors are the old weights.
-        self._steps.context.weights.clear()
+        self.weights.reshard()
         return results[0]
 
     # ---- all-gather of the new weights
