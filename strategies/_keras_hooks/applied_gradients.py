@@ -106,19 +106,24 @@ def apply_alone(
     share = shares.current()
     alike = all(is_global or each is None for each, is_global in zip(gradients, are_global, strict=True))
     is_plain = engine.sharded_updates is None and engine.central is None and engine.num_processes == 1
-    if share is None or not (alike and is_plain and optimizer.built and not optimizer.gradient_accumulation_steps):
+    can_build = optimizer.built or variables is not None
+    if share is None or not (alike and is_plain and can_build and not optimizer.gradient_accumulation_steps):
         raise ValueError(
             "Gradients are applied inside a tf.cond, a tf.while_loop or a tf.function of a step, where the replicas "
             "of a process cannot synchronize. That works in one process, in a step that Keras' trainer runs, with an "
-            "optimizer that is built, with gradients that tape.gradient gave outside of it, without `shard` and "
-            "without CentralStorageStrategy. To apply gradients of several steps at once, leave that to Keras: "
-            "optimizer=keras.optimizers.SGD(0.1, gradient_accumulation_steps=4). Received: "
+            "optimizer that is built or gets the variables as well, with gradients that tape.gradient gave outside of "
+            "it, without `shard` and without CentralStorageStrategy. To apply gradients of several steps at once, "
+            "leave that to Keras: optimizer=keras.optimizers.SGD(0.1, gradient_accumulation_steps=4). Received: "
             f"{engine.num_processes} process(es), {type(optimizer).__name__}, built={optimizer.built}, gradients of "
             f"the global batch: {alike}."
         )
     replica = share.replica_id - engine.layout.first_replica
 
     def in_place(_: tf.distribute.Strategy) -> Any:
+        if not optimizer.built:
+            # Slots belong to no branch, and to all replicas.
+            with tf.init_scope():
+                optimizer.build(variables)
         with tf.device(engine.layout.devices[replica]), UpdateContext(replica):
             return update(list(gradients), variables)
 
