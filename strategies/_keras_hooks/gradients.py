@@ -101,21 +101,25 @@ def _gradient(
 ) -> Any:
     if _is_factor():
         return original(tape, target, sources, output_gradients, *args, **kwargs)
-    recorded = _pre_backward(sources)
     # Determined before: a persistent tape may record again while its gradient is taken.
     stays = _stays_local()
-    with _taking():
-        local = original(tape, target, recorded, _upstream(target, output_gradients), *args, **kwargs)
-    return _global_gradients(local, target, sources, stays)
+
+    def take(recorded: Any) -> Any:
+        with _taking():
+            return original(tape, target, recorded, _upstream(target, output_gradients), *args, **kwargs)
+
+    return _global_gradients(_differentiated(sources, take), target, sources, stays)
 
 
 def _gradients(original: Callable[..., Any], ys: Any, xs: Any, grad_ys: Any = None, *args: Any, **kwargs: Any) -> Any:
     if _is_factor():
         return original(ys, xs, grad_ys, *args, **kwargs)
-    recorded = _pre_backward(xs)
-    with _taking():
-        local = original(ys, recorded, _upstream(ys, grad_ys), *args, **kwargs)
-    return _global_gradients(local, ys, xs, _stays_local())
+
+    def take(recorded: Any) -> Any:
+        with _taking():
+            return original(ys, recorded, _upstream(ys, grad_ys), *args, **kwargs)
+
+    return _global_gradients(_differentiated(xs, take), ys, xs, _stays_local())
 
 
 def _jacobian(
@@ -148,20 +152,36 @@ def _taking() -> Iterator[None]:
         _inside.reset(token)
 
 
-def _pre_backward(sources: Any) -> Any:
-    """Notifies the gathers of sharded weights that a backward pass begins; returns the sources as tapes know them."""
+def _differentiated(sources: Any, take: Callable[[Any], Any]) -> Any:
+    """Returns `take(sources)`, the gradients of a backward pass, of which the gathers of sharded weights are notified.
+
+    The gradient of a weight that was updated in this step adds up those of all that was read of it.
+    """
     engine = engine_of(tf.distribute.get_strategy())
     if engine is None or engine.sharded_weights is None:
-        return sources
+        return take(sources)
     gathers = engine.sharded_weights.gathers
     gathers.pre_backward(is_last=not pass_context().is_differentiated)
 
-    def recorded(source: Any) -> Any:
+    def reads(source: Any) -> list[Any]:
         value = source.value if isinstance(source, keras.Variable) else source
-        read = gathers.before_update(value) if isinstance(value, ShardedVariable) else None
-        return source if read is None else read
+        earlier, is_read_again = gathers.earlier(value) if isinstance(value, ShardedVariable) else ([], True)
+        return [*earlier, source] if is_read_again else earlier
 
-    return tf.nest.map_structure(recorded, sources)
+    flat = tf.nest.flatten(sources)
+    recorded = [reads(source) for source in flat]
+    if all(read[0] is source for read, source in zip(recorded, flat, strict=True)):
+        return take(sources)
+    gradients = iter(take([each for read in recorded for each in read]))
+    return tf.nest.pack_sequence_as(sources, [_added([next(gradients) for _ in read]) for read in recorded])
+
+
+def _added(gradients: Sequence[Any]) -> Any:
+    """Returns the sum of gradients; None counts as zero."""
+    terms = [each for each in gradients if each is not None]
+    if len(terms) > 1:
+        return tf.add_n([tf.convert_to_tensor(each) for each in terms])
+    return terms[0] if terms else None
 
 
 def _upstream(target: Any, given: Any) -> Any:

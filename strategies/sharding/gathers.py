@@ -170,16 +170,15 @@ class WeightGathers:
         for replica, own in weights.items():
             weights[replica] = own.resharded()
 
-    def before_update(self, variable: ShardedVariable) -> tf.Tensor | None:
-        """Returns what was read of a weight, if an update followed and no other read did; else None.
+    def earlier(self, variable: ShardedVariable) -> tuple[list[tf.Tensor], bool]:
+        """Returns what a step read of a weight before updates, and True unless it has not read the weight since.
 
-        Tapes recorded the weight as this tensor: a program may update a critic before it takes the gradients of the
-        generator.
+        Gradients refer to these tensors, too: a program may update a critic before it takes the gradients of the
+        generator. Those of a weight that was not read again would gather it for nothing.
         """
         own: ReplicaUnits | None = self._steps.context.weights.get(get_current_replica_id_as_int())
-        if own is None or id(variable) in own.get(variable.unit).handles:
-            return None
-        return own.earlier.get(id(variable))
+        tensors = [] if own is None else own.earlier.get(id(variable), [])
+        return tensors, own is None or not tensors or id(variable) in own.get(variable.unit).handles
 
     def pre_backward(self, *, is_last: bool) -> None:
         """Records which ops exist when a replica takes its first gradient.

@@ -202,13 +202,13 @@ class ReplicaUnits:
 
     Attributes:
         used: the units that were read outside of passes that reshard, in the order of their first use.
-        earlier: by the `id` of a weight, the tensor that was last read of it before an update in this step.
+        earlier: by the `id` of a weight, the tensors that were read of it before updates in this step.
         assigned: by the `id` of a weight, the value that the replica has assigned in this step.
         num_forward_ops: the number of ops in the graph when the replica took its first gradient; None before.
         stay: True if forward passes follow a backward pass: units then stay unsharded to the step's end.
     """
 
-    def __init__(self, replica: int, earlier: Mapping[int, tf.Tensor] | None = None) -> None:
+    def __init__(self, replica: int, earlier: Mapping[int, list[Any]] | None = None) -> None:
         self._replica = replica
         self._units: dict[tuple[Unit, bool], ReplicaUnit] = {}
         self.earlier = dict(earlier or {})
@@ -224,7 +224,8 @@ class ReplicaUnits:
 
     def resharded(self) -> ReplicaUnits:
         """Returns the units after an update: the tensors that were read are the old weights, so all are sharded."""
-        read = {key: tensor for unit in self._units.values() for key, tensor in unit.handles.items()}
+        handles = {key: tensor for unit in self._units.values() for key, tensor in unit.handles.items()}
+        read = {key: [*self.earlier.get(key, []), tensor] for key, tensor in handles.items()}
         return ReplicaUnits(self._replica, self.earlier | read)
 
     def large(self, devices: tuple[str, ...]) -> list[ReplicaUnit]:

@@ -45,8 +45,9 @@ class Adversarial(keras.Model):
     """A generator and its critic, which has an optimizer of its own.
 
     Args:
-        order: "persistent", one tape; "two tapes", one for each loss. In both, the critic is updated before the
-            generator's gradients are taken. "critic twice": each update has a forward pass of its own.
+        order: "persistent", one tape, with which the critic is updated again, after it was read; "two tapes", one for
+            each loss. In both, the critic is updated before the generator's gradients are taken. "critic twice": each
+            update has a forward pass of its own.
     """
 
     def __init__(self, order: str) -> None:
@@ -69,6 +70,7 @@ class Adversarial(keras.Model):
 
     def train_step(self, data: Any) -> Any:
         generator, critic = self.generator.trainable_variables, self.critic.trainable_variables
+        logs = {}
         if self.order == "critic twice":
             for _ in range(2):
                 with tf.GradientTape() as tape:
@@ -80,9 +82,13 @@ class Adversarial(keras.Model):
             with tf.GradientTape(persistent=True) as tape, tf.GradientTape() as second:
                 loss, other = self.losses_of(data)
             self.of_critic.apply_gradients(zip(tape.gradient(loss, critic), critic, strict=True))
-            tape = tape if self.order == "persistent" else second
+            if self.order == "persistent":
+                logs["norm"] = tf.norm(critic[0])
+                generator = [*generator, *critic]
+            else:
+                tape = second
         self.of_generator.apply_gradients(zip(tape.gradient(other, generator), generator, strict=True))
-        return {"critic": loss, "generator": other}
+        return {"critic": loss, "generator": other, **logs}
 
 
 @pytest.mark.parametrize("run_eagerly", [False, True])
@@ -98,7 +104,7 @@ def test_gradients_are_taken_after_another_models_update(
             model.compile(run_eagerly=run_eagerly)
         rows = np.random.default_rng(0).normal(size=(11, 6)).astype("float32")
         history = model.fit(rows, batch_size=4, epochs=2, shuffle=False, verbose=0).history
-        return [*model.get_weights(), history["critic"], history["generator"]]
+        return [*model.get_weights(), *(history[name] for name in sorted(history))]
 
     wanted = trained(None)
     for bucket_bytes in (LOOPBACK.bucket_bytes, 1):
