@@ -153,9 +153,13 @@ def _taking() -> Iterator[None]:
 
 
 def _differentiated(sources: Any, take: Callable[[Any], Any]) -> Any:
-    """Returns `take(sources)`, the gradients of a backward pass, of which the gathers of sharded weights are notified.
+    """Returns `take(sources)`, and notifies the gathers of sharded weights that a backward pass begins.
 
-    The gradient of a weight that was updated in this step adds up those of all that was read of it.
+    The gradient with respect to a weight that this step has updated is the sum of those of all its reads.
+
+    Args:
+        sources: a nest of variables and tensors.
+        take: takes the gradients of sources.
     """
     engine = engine_of(tf.distribute.get_strategy())
     if engine is None or engine.sharded_weights is None:

@@ -171,10 +171,10 @@ class WeightGathers:
             weights[replica] = own.resharded()
 
     def earlier(self, variable: ShardedVariable) -> tuple[list[tf.Tensor], bool]:
-        """Returns what a step read of a weight before updates, and True unless it has not read the weight since.
+        """Returns the tensors that a step read of a weight before updates, and False if it has not read it since.
 
         Gradients refer to these tensors, too: a program may update a critic before it takes the gradients of the
-        generator. Those of a weight that was not read again would gather it for nothing.
+        generator. A gradient with respect to a weight that was not read again would only gather it.
         """
         own: ReplicaUnits | None = self._steps.context.weights.get(get_current_replica_id_as_int())
         tensors = [] if own is None else own.earlier.get(id(variable), [])
