@@ -20,8 +20,6 @@ from strategies.engine.engine import Engine
 from strategies.replica.overwritten import is_overwritten
 from strategies.steps.layout import local_values
 
-#: Kinds of a gradient that is the same on all replicas.
-_GLOBAL = (Kind.SAME, Kind.SHARD, Kind.SHARD_APART, Kind.SHARD_NUMBER)
 #: Kinds of a replica's gradient that is a term of the global one.
 _TERMS = (Kind.SUM, Kind.COUNT)
 
@@ -42,7 +40,7 @@ def as_terms(gradients: Sequence[Any], variables: Sequence[Any]) -> tuple[list[A
             continue
         values = gradient.values if isinstance(gradient, tf.IndexedSlices) else tf.convert_to_tensor(gradient)
         kind = share.dependence.kind(values)
-        are_global[i] = kind in _GLOBAL
+        are_global[i] = kind.is_same or kind is Kind.SHARD_NUMBER
         if kind is Kind.SHARD_NUMBER:
             warn(
                 "A gradient of a shard is changed by a number that is made of it alone, such as its norm, where on "

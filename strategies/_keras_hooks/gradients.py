@@ -287,7 +287,7 @@ def _is_variable(source: Any) -> bool:
 
 def _is_alike(share: shares.Share, source: Any) -> bool:
     """Returns True for a variable, and for a tensor that does not depend on rows."""
-    return not isinstance(source, tf.Tensor) or share.dependence.kind(source) is Kind.SAME
+    return not isinstance(source, tf.Tensor) or share.dependence.kind(source).is_same
 
 
 def _as_shard(engine: Engine, total: Any, source: Any) -> Any:

@@ -69,6 +69,11 @@ class Kind(enum.Enum):
         return self in _WITH_ROWS
 
     @property
+    def is_same(self) -> bool:
+        """True if the tensor is the same on all replicas, as is the gradient of a shard."""
+        return self in (Kind.SAME, Kind.SHARD, Kind.SHARD_APART)
+
+    @property
     def is_fixed(self) -> bool:
         """True if the tensor does not depend on the rows."""
         return self in (Kind.SAME, Kind.DRAWN)

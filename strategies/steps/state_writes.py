@@ -102,7 +102,7 @@ def global_write(share: Share, name: str, value: Any, dtype: tf.DType, *, is_inc
     if shares.is_in_microbatches():
         return _microbatch_write(share, name, value, dtype, is_increment=is_increment)
     kind = dependence.kind(value)
-    if kind is Kind.SAME:
+    if kind.is_same:
         _warn_of_static_counts(share, name, value, is_increment=is_increment)
         return Write(value, differs=False)
     if kind is Kind.MEAN and dtype.is_floating:
@@ -181,7 +181,7 @@ def check_in_scope(name: str, value: Any) -> None:
 def is_same(slices: tf.IndexedSlices) -> bool:
     """Returns True if slices are the same on all replicas."""
     dependence = shares.current_dependence()
-    return all(dependence.kind(each) is Kind.SAME for each in (slices.values, slices.indices))
+    return all(dependence.kind(each).is_same for each in (slices.values, slices.indices))
 
 
 def check_scattered(name: str, slices: tf.IndexedSlices) -> None:
@@ -196,7 +196,7 @@ def check_scattered(name: str, slices: tf.IndexedSlices) -> None:
 
 def first_replica_write(share: Share, value: Any, dtype: tf.DType) -> Write | None:
     """Returns the first replica's write, on all replicas; None where replicas cannot synchronize."""
-    if shares.current_dependence().kind(value) is Kind.SAME:
+    if shares.current_dependence().kind(value).is_same:
         return Write(value, differs=False)
     if not can_synchronize(share):
         return None

@@ -14,7 +14,7 @@ import tensorflow as tf
 import keras_ext
 import strategies
 from strategies.steps.updates import Updates
-from tests.strategies.parity.harness import features, targets
+from tests.strategies.parity.harness import TOLERANCE, features, targets
 
 X, Y = features(45, 6), targets()
 OPTIONS: dict[str, Any] = {"batch_size": 9, "shuffle": False, "verbose": 0}
@@ -54,10 +54,10 @@ def applying(change: Callable[[list[Any]], list[Any]]) -> Callable[[Any, Any, An
     return step
 
 
-def said(model: Any) -> list[str]:
+def said(model: Any, num_rows: int = 45, batch_size: int = 9) -> list[str]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        model.fit(X, Y, **OPTIONS)
+        model.fit(X[:num_rows], Y[:num_rows], **OPTIONS | {"batch_size": batch_size})
     return [str(each.message) for each in caught if each.category is strategies.DifferenceWarning]
 
 
@@ -107,6 +107,32 @@ def test_a_norm_of_a_shard_is_reported() -> None:
     assert any("gradient of a shard" in each for each in said(by_weight))
     together = made(applying(lambda g: tf.clip_by_global_norm(g, 0.1)[0]), strategy, split=True)
     assert not said(together)
+
+
+@pytest.mark.parametrize("num_rows", [8, 7])
+def test_gradients_of_shards_are_kept_in_variables(num_rows: int) -> None:
+    """A replica's number of rows is static, or it is not."""
+
+    def step(model: Any, x: Any, y: Any) -> Any:
+        loss, gradients = taken(model, x, y)
+        for kept, gradient in zip(model.kept, gradients, strict=True):
+            kept.assign(0.5 * kept + gradient / 2)
+            kept.assign_add(gradient * tf.reduce_mean(x))
+        return {"loss": loss}
+
+    def kept(strategy: Any) -> list[Any]:
+        model = made(step, strategy, split=True)
+        with strategy.scope():
+            model.kept = [
+                model.add_weight(shape=each.shape, initializer="zeros", trainable=False)
+                for each in model.trainable_variables
+            ]
+        assert not said(model, num_rows, 4)
+        return [each.numpy() for each in model.kept]
+
+    one, two = kept(mirrored(2, mesh={"tensor": 2})), kept(mirrored(4, mesh={"data": 2, "tensor": 2}))
+    for wanted, found in zip(one, two, strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=0, atol=TOLERANCE)
 
 
 def test_a_branch_cannot_apply_gradients_in_shards() -> None:
