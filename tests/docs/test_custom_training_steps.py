@@ -98,6 +98,9 @@ TESTS: dict[str, tuple[str, ...]] = {
     ),
     "`context.all_reduce": (f"{_HOOKS}/test_gradients.py::test_a_sum_of_what_is_global_is_reported",),
     "a norm of the gradient of one weight": (f"{_HOOKS}/test_gradients.py::test_a_norm_of_a_shard_is_reported",),
+    "`model.trainable_variables[:2]`": (
+        f"{_HOOKS}/test_gradients.py::test_layers_that_are_split_have_optimizers_of_their_own",
+    ),
 }
 
 

@@ -135,6 +135,29 @@ def test_gradients_of_shards_are_kept_in_variables(num_rows: int) -> None:
         np.testing.assert_allclose(found, wanted, rtol=0, atol=TOLERANCE)
 
 
+def test_layers_that_are_split_have_optimizers_of_their_own() -> None:
+    """A program chooses weights by layer: by position, a list of a split model has shards where another has weights."""
+
+    def step(model: Any, x: Any, y: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = model.compute_loss(x, y, model(x, training=True))
+        weights = [model.get_layer(name).trainable_variables for name in ("up", "down")]
+        gradients = tape.gradient(loss, weights)
+        for optimizer, mine, own in zip((model.optimizer, model.second), gradients, weights, strict=True):
+            optimizer.apply_gradients(zip(mine, own, strict=True))
+        return {"loss": loss}
+
+    def trained(strategy: Any, *, split: bool) -> Any:
+        model = made(step, strategy, split)
+        with strategy.scope():
+            model.second = keras.optimizers.SGD(0.1)
+        model.fit(X[:12], Y[:12], epochs=2, **OPTIONS | {"batch_size": 4})
+        return model.predict(X, verbose=0)
+
+    found = trained(mirrored(4, mesh={"data": 2, "tensor": 2}), split=True)
+    np.testing.assert_allclose(found, trained(mirrored(1), split=False), rtol=0, atol=TOLERANCE)
+
+
 def test_a_branch_cannot_apply_gradients_in_shards() -> None:
     def step(model: Any, x: Any, y: Any) -> Any:
         _, gradients = taken(model, x, y)
