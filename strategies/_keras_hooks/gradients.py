@@ -169,8 +169,7 @@ def _differentiated(sources: Any, take: Callable[[Any], Any]) -> Any:
 
     def reads(source: Any) -> list[Any]:
         value = source.value if isinstance(source, keras.Variable) else source
-        earlier, is_read_again = gathers.earlier(value) if isinstance(value, ShardedVariable) else ([], True)
-        return [*earlier, source] if is_read_again else earlier
+        return gathers.sources(value, source) if isinstance(value, ShardedVariable) else [source]
 
     flat = tf.nest.flatten(sources)
     recorded = [reads(source) for source in flat]

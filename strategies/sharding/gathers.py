@@ -170,15 +170,21 @@ class WeightGathers:
         for replica, own in weights.items():
             weights[replica] = own.resharded()
 
-    def earlier(self, variable: ShardedVariable) -> tuple[list[tf.Tensor], bool]:
-        """Returns the tensors that a step read of a weight before updates, and False if it has not read it since.
+    def sources(self, variable: ShardedVariable, source: Any) -> list[Any]:
+        """Returns the tensors read before updates and the weight: its gradient is the sum of those of all of them.
 
-        Gradients refer to these tensors, too: a program may update a critic before it takes the gradients of the
-        generator. A gradient with respect to a weight that was not read again would only gather it.
+        A program may update a critic before it takes the gradients of the generator. The weight itself is left out if
+        it was read before updates only: its gradient would only gather it.
+
+        Args:
+            variable: the weight.
+            source: the weight as the program has it, such as a Keras variable.
         """
         own: ReplicaUnits | None = self._steps.context.weights.get(get_current_replica_id_as_int())
-        tensors = [] if own is None else own.earlier.get(id(variable), [])
-        return tensors, own is None or not tensors or id(variable) in own.get(variable.unit).handles
+        earlier = [] if own is None else own.earlier.get(id(variable), [])
+        if own is None or not earlier:
+            return [source]
+        return [*earlier, source] if id(variable) in own.get(variable.unit).handles else earlier
 
     def pre_backward(self, *, is_last: bool) -> None:
         """Records which ops exist when a replica takes its first gradient.

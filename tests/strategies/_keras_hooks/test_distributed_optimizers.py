@@ -17,6 +17,7 @@ import tensorflow as tf
 
 import strategies
 from strategies._keras_hooks.distributed_optimizers import DistributedOptimizer
+from tests.strategies.parity.cases_gradients import gathered_by_hand
 from tests.strategies.parity.harness import TOLERANCE
 
 X, Y = np.linspace(0, 1, 24).reshape(8, 3).astype("float32"), np.ones((8, 1), "float32")
@@ -139,49 +140,14 @@ def test_overrides_of_a_users_class(shard: Any) -> None:
         np.testing.assert_allclose(other, one, rtol=1e-6, atol=1e-6)
 
 
-class Accumulating(keras.Model):
-    """Applies accumulated gradients at every second step, in a conditional, by an optimizer that no step has built."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.dense = keras.layers.Dense(1, kernel_initializer=keras.initializers.GlorotUniform(3))
-        self.dense.build((None, 6))
-        self.sums = [
-            self.add_weight(shape=v.shape, initializer="zeros", trainable=False) for v in self.dense.trainable_weights
-        ]
-        self.steps = self.add_weight(shape=(), dtype="int32", trainable=False)
-        self.own = keras.optimizers.Adam(0.01)
-
-    def call(self, x: Any) -> Any:
-        return self.dense(x)
-
-    def train_step(self, data: Any) -> Any:
-        x, y = data
-        variables = self.dense.trainable_variables
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(tf.square(self(x) - y))
-        for total, gradient in zip(self.sums, tape.gradient(loss, variables), strict=True):
-            total.assign_add(gradient)
-        self.steps.assign_add(1)
-
-        def apply() -> tf.Tensor:
-            self.own.apply_gradients(zip(map(tf.convert_to_tensor, self.sums), variables, strict=True))
-            for total in self.sums:
-                total.assign(tf.zeros(total.shape))
-            return tf.constant(True)
-
-        tf.cond(tf.equal(self.steps.value % 2, 0), apply, lambda: tf.constant(False))
-        return {"loss": loss}
-
-
 def test_an_optimizer_is_built_in_a_conditional() -> None:
     def trained(strategy: tf.distribute.Strategy | None) -> list[Any]:
         with contextlib.nullcontext() if strategy is None else strategy.scope():
-            model = Accumulating()
-            model.compile()
+            model: Any = gathered_by_hand()
+            model.unbuilt = keras.optimizers.Adam(0.01)
         x = np.random.default_rng(0).normal(size=(11, 6)).astype("float32")
         losses = model.fit(x, x[:, :1], batch_size=4, epochs=2, shuffle=False, verbose=0).history["loss"]
-        slots = [each.numpy() for each in model.own.variables]
+        slots = [each.numpy() for each in model.unbuilt.variables]
         return [*model.get_weights(), *slots, losses]
 
     found, wanted = trained(strategies.MirroredStrategy(["CPU:0", "CPU:1"])), trained(None)

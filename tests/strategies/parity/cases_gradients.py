@@ -180,18 +180,19 @@ class GathersByHand(keras.Model):
             self.add_weight(shape=v.shape, initializer="zeros", trainable=False) for v in self.trainable_weights
         ]
         self.steps = self.add_weight(shape=(), dtype="int32", initializer="zeros", trainable=False)
+        #: In place of the optimizer that is given to `compile`, which Keras builds before the first step.
+        self.unbuilt: Any = None
 
     def train_step(self, data: Any) -> Any:
         loss, gradients = taken(self, *data)
         variables = self.trainable_variables
+        optimizer = self.unbuilt or self.optimizer
         self.steps.assign_add(1)
         for total, gradient in zip(self.sums, gradients, strict=True):
             total.assign_add(gradient / 2)
 
         def apply() -> tf.Tensor:
-            self.optimizer.apply_gradients(
-                (tf.convert_to_tensor(t), v) for t, v in zip(self.sums, variables, strict=True)
-            )
+            optimizer.apply_gradients((tf.convert_to_tensor(t), v) for t, v in zip(self.sums, variables, strict=True))
             for total in self.sums:
                 total.assign(tf.zeros(total.shape))
             return tf.constant(True)
