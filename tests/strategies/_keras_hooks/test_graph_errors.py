@@ -61,4 +61,5 @@ def test_the_line_is_shown_for_each_replica(in_function: bool, in_loop: bool) ->
             run(x)
         assert line() in str(caught.value)
         if not in_function:
-            assert ("replica_1/" in str(caught.value)) == (wrong == 3)
+            # "{{node ...}}" is the op that failed. TensorFlow may append an op that waited for it, of either replica.
+            assert ("{{node replica_1/" in str(caught.value)) == (wrong == 3)
