@@ -6,7 +6,7 @@ the names of inner layers: the same layer has another name in another instance.
 """
 
 from keras_ext.cloning.copies import Copies, is_by_attributes
-from keras_ext.cloning.graphs import cloned, counted_layers, input_of, put_in_order
+from keras_ext.cloning.graphs import cloned, counted_layers, init_graph, input_of, put_in_order
 from keras_ext.cloning.layers import remade
 from keras_ext.cloning.pairing import pairs
 from keras_ext.cloning.state import copy_state, copy_values, copy_weights
@@ -20,6 +20,7 @@ __all__ = [
     "copy_values",
     "copy_weights",
     "counted_layers",
+    "init_graph",
     "input_of",
     "is_by_attributes",
     "pairs",

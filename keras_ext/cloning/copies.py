@@ -9,7 +9,7 @@ from typing import Any
 
 import keras
 
-from keras_ext.cloning.graphs import cloned, counted_layers, put_in_order
+from keras_ext.cloning.graphs import cloned, counted_layers, init_graph, put_in_order
 from keras_ext.cloning.layers import remade
 from keras_ext.cloning.state import own_variables, take_settings
 from keras_ext.cloning.structure import Attributes, CannotCopyError
@@ -180,12 +180,9 @@ class Copies:
     def _with_own_class(self, model: Any, copy: Any) -> Any:
         cls: Any = model.__class__
         new = cls.__new__(cls)
-        # Keras' own `__init__`: the user's class may not take layers or a graph.
-        base: Any = next(each for each in cls.__mro__ if is_keras_class(each))
-        if isinstance(model, keras.Sequential):
-            base.__init__(new, list(copy._layers), name=model.name)
-        else:
-            base.__init__(new, copy._inputs_struct, copy._outputs_struct, name=model.name)
+        is_sequential = isinstance(model, keras.Sequential)
+        graph = [list(copy._layers)] if is_sequential else [copy._inputs_struct, copy._outputs_struct]
+        init_graph(new, *graph, name=model.name)
         self.take_attributes(model, new)
         return new
 

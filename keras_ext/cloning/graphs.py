@@ -29,6 +29,31 @@ def cloned(model: Any, clone: Callable[[Any], Any], call: Callable[..., Any] | N
     return copy
 
 
+def init_graph(model: Any, *graph: Any, **kwargs: Any) -> None:
+    """Initializes a model as Keras' own class does, whose constructor takes a graph; a user's may take anything.
+
+    Keras' constructor builds the model. It does so without the `build` of a user's class: what that has made is copied
+    with the other attributes.
+
+    Args:
+        model: a model without attributes, of a class of Sequential or Functional models.
+        *graph: the arguments of the constructor of Keras' class.
+        **kwargs: further arguments.
+    """
+    base: Any = next(each for each in type(model).__mro__ if each.__module__.startswith("keras."))
+    wrapped = vars(model)["build"]
+
+    def build(*shapes: Any) -> None:
+        base.build(model, *shapes)
+        model.built = True
+
+    vars(model)["build"] = build
+    try:
+        base.__init__(model, *graph, **kwargs)
+    finally:
+        vars(model)["build"] = wrapped
+
+
 def counted_layers(model: Any) -> list[Any]:
     """Returns the layers of a model, with inner layers, in the order in which its weights are counted.
 

@@ -8,7 +8,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_ext.cloning import copy_training, counted_layers, put_in_order
+from keras_ext.cloning import copy_training, counted_layers, init_graph, put_in_order
 from keras_ext.pipeline import arguments
 from keras_ext.pipeline.executor import ActionCallback
 from keras_ext.pipeline.forward import ForwardPasses
@@ -20,7 +20,7 @@ from keras_ext.pipeline.model_graph import StageCopies, graph_of
 from keras_ext.pipeline.placed_stages import PlacedStages
 from keras_ext.pipeline.stage import cut, stages_of_operations
 from keras_ext.pipeline.stage_calls import StageCalls
-from keras_ext.pipeline.staged_class import StagedModel, has_own_class, keras_base, staged_class
+from keras_ext.pipeline.staged_class import StagedModel, has_own_class, staged_class
 from keras_ext.pipeline.thread_state import ThreadState
 from keras_ext.pipeline.timeline import Timeline, picture_path
 from keras_ext.pipeline.training_step import train_on_microbatches
@@ -115,7 +115,7 @@ class PipelineModel(keras.Model):
             check_positions(graph, positions)
             copies = StageCopies(graph, parts, {key: {positions[k] for k in own} for key, own in stages_of.items()})
             copy = copies.copied()
-            keras_base(type(self)).__init__(self, inputs=copy.input, outputs=copy.output, name=name or graph.name)
+            init_graph(self, inputs=copy.input, outputs=copy.output, name=name or graph.name)
             put_in_order(self, counted_layers(copy))
             if isinstance(self, StagedModel):
                 copies.take_attributes(model, self)

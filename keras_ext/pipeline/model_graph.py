@@ -43,7 +43,8 @@ def graph_of(given: Any) -> Any:
         )
     held = {id(weight) for weight in graph.weights}
     beside = [weight.path for weight in given.weights if id(weight) not in held]
-    if beside and isinstance(given, keras.Model) and given._trainable_variables:
+    is_kept = isinstance(given, keras.Model) and not isinstance(given, keras.Sequential)
+    if beside and (not is_kept or given._trainable_variables):
         raise ValueError(
             "A pipeline is made of a model's layers, and would lose weights that the model itself holds. Put them into "
             f"a layer. Received: {given.name!r} with the weights {beside}."

@@ -44,11 +44,6 @@ def has_own_class(model: Any) -> bool:
     return is_graph(model) and not isinstance(model, keras.Sequential) and not is_keras_class(model.__class__)
 
 
-def keras_base(cls: Any) -> Any:
-    """Returns the first of Keras' own base classes, whose constructor takes a graph; a user's may take anything."""
-    return next(each for each in cls.__mro__ if each.__module__.startswith("keras."))
-
-
 @functools.cache
 def staged_class(pipeline_class: Any, plain_class: Any) -> Any:
     """Returns a subclass of both classes, whose models are saved as models of `plain_class`.

@@ -14,8 +14,8 @@ import tensorflow as tf
 
 from strategies._tf_internals import Mirrored, ReplicaContext, UpdateContext
 from strategies.batches import shares
-from strategies.batches.row_kinds import Kind
-from strategies.batches.row_warnings import warn
+from strategies.batches.row_kinds import Form, Kind
+from strategies.batches.row_warnings import warn, warn_of_shards
 from strategies.engine.engine import Engine
 from strategies.replica.overwritten import is_overwritten
 from strategies.steps.layout import local_values
@@ -33,21 +33,17 @@ def as_terms(gradients: Sequence[Any], variables: Sequence[Any]) -> tuple[list[A
     """
     share = shares.current()
     found, are_global = list(gradients), [False] * len(gradients)
-    if share is None or not share.in_trainer or share.num_replicas == 1:
+    if share is None or not share.in_trainer:
+        return found, are_global
+    warn_of_shards(found, "A gradient that is applied here", share.dependence, right=(Form.ELEMENTS,))
+    if share.num_replicas == 1:
         return found, are_global
     for i, (gradient, variable) in enumerate(zip(found, variables, strict=True)):
         if gradient is None:
             continue
         values = gradient.values if isinstance(gradient, tf.IndexedSlices) else tf.convert_to_tensor(gradient)
         kind = share.dependence.kind(values)
-        are_global[i] = kind.is_same or kind is Kind.SHARD_NUMBER
-        if kind is Kind.SHARD_NUMBER:
-            warn(
-                "A gradient of a shard is changed by a number that is made of it alone, such as its norm, where on "
-                "one device it is that of the whole weight: the layer is split over the devices of a replica",
-                "Use clipnorm, global_clipnorm or clipvalue of the optimizer, or one that needs whole weights, "
-                "which see whole gradients; or leave the layer whole in the plan of keras_ext.parallelize.",
-            )
+        are_global[i] = kind is Kind.SAME
         if are_global[i] or kind in _TERMS or is_overwritten(variable):
             continue
         if kind is Kind.DRAWN:

@@ -34,14 +34,14 @@ from strategies._keras_hooks.whole_updates import overrides_apply
 from strategies._keras_hooks.wrapping import overrides, wrap
 from strategies._tf_internals import ReplicaContext, gradient_record
 from strategies.batches import shares
-from strategies.batches.row_kinds import Kind
-from strategies.batches.row_marks import mark
-from strategies.batches.row_warnings import is_fault, warn_of
-from strategies.engine.engine import Engine, engine_of
+from strategies.batches.row_kinds import Form, Kind
+from strategies.batches.row_marks import mark, mark_shard
+from strategies.batches.row_warnings import is_fault, warn_of, warn_of_shards
+from strategies.engine.engine import engine_of
 from strategies.replica.overwritten import warn_if_summed
 from strategies.replica.pass_context import pass_context
 from strategies.replica.rounding import as_unrounded, unrounded
-from strategies.replica.splitting import weight_of
+from strategies.replica.splitting import shard_of
 from strategies.sharding.variables import ShardedVariable, is_row_sharded
 
 #: Kinds that are weighted. A scalar that is neither mean nor sum is weighted, too, as the best guess, with a warning.
@@ -195,14 +195,19 @@ def _upstream(target: Any, given: Any) -> Any:
         given: the program's output gradients, in the structure of `target`, or None.
     """
     share = shares.current()
-    if share is None or not share.in_trainer or share.num_replicas == 1:
+    if share is None or not share.in_trainer:
+        return given
+    # A sum over the elements of a shard has the gradient of the whole weight's.
+    subject = "The loss of which a gradient is taken here"
+    warn_of_shards(target, subject, shares.current_dependence(), right=(Form.ELEMENTS, Form.SUM))
+    if share.num_replicas == 1:
         return given
     flat = tf.nest.flatten(target)
     if any(not isinstance(leaf, tf.Tensor) for leaf in flat):
         return given
     kinds = [share.dependence.kind(leaf) for leaf in flat]
     for kind, leaf in zip(kinds, flat, strict=True):
-        warn_of(kind, "The loss of which a gradient is taken here", leaf, share.dependence)
+        warn_of(kind, subject, leaf, share.dependence)
     are_means = [
         kind in _AS_MEANS or (is_fault(kind) and (kind in _REDUCED or leaf.shape.rank == 0))
         for kind, leaf in zip(kinds, flat, strict=True)
@@ -250,9 +255,16 @@ def _global_gradients(local: Any, target: Any, sources: Any, stays: bool) -> Any
         stays: whether gradients stay local, and sums are left to the optimizer.
     """
     share, engine = shares.current(), engine_of(tf.distribute.get_strategy())
-    if share is None or engine is None or share.num_replicas == 1:
+    if share is None or engine is None:
         return local
     flat, flat_sources = tf.nest.flatten(local, expand_composites=False), tf.nest.flatten(sources)
+    if share.num_replicas == 1:
+        if share.dependence.may_have_shards and not shares.is_in_microbatches():
+            for gradient, source in zip(flat, flat_sources, strict=True):
+                if gradient is not None and _is_variable(source):
+                    mark(gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient, Kind.SAME)
+                    _as_shard(gradient, source)
+        return local
     for i, source in enumerate(flat_sources):
         if _is_variable(source):
             warn_if_summed(flat[i], source, share.dependence)
@@ -276,7 +288,7 @@ def _global_gradients(local: Any, target: Any, sources: Any, stays: bool) -> Any
         for i, total in zip(
             mine, summed(engine, [flat[i] for i in mine], [flat_sources[i] for i in mine]), strict=True
         ):
-            flat[i] = _as_shard(engine, total, flat_sources[i])
+            flat[i] = _as_shard(total, flat_sources[i])
     return tf.nest.pack_sequence_as(sources, flat)
 
 
@@ -286,14 +298,15 @@ def _is_variable(source: Any) -> bool:
 
 def _is_alike(share: shares.Share, source: Any) -> bool:
     """Returns True for a variable, and for a tensor that does not depend on rows."""
-    return not isinstance(source, tf.Tensor) or share.dependence.kind(source).is_same
+    return not isinstance(source, tf.Tensor) or share.dependence.kind(source) is Kind.SAME
 
 
-def _as_shard(engine: Engine, total: Any, source: Any) -> Any:
-    """Marks the gradient of a shard, so that operations that look at all of its numbers are found; returns it."""
-    if weight_of(source) is not None and isinstance(total, tf.Tensor):
-        mark(total, Kind.SHARD_APART if engine.parts.crosses("tensor") else Kind.SHARD)
-    return total
+def _as_shard(gradient: Any, source: Any) -> Any:
+    """Marks the gradient of a shard, so that numbers that are computed from some shards are found; returns it."""
+    shard = shard_of(source)
+    if shard is not None and gradient is not None:
+        mark_shard(gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient, shard)
+    return gradient
 
 
 def _as_term(gradient: Any) -> Any:

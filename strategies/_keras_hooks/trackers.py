@@ -19,7 +19,7 @@ from strategies._keras_hooks.wrapping import wrap
 from strategies.batches import shares
 from strategies.batches.program_lines import line_of
 from strategies.batches.row_kinds import Kind
-from strategies.batches.row_warnings import description, is_fault, warn
+from strategies.batches.row_warnings import description, is_fault, warn, warn_of_shards
 
 _FIX = (
     "Give it a number for each row, a mean or a sum over rows, or what is computed from the rows of all replicas, "
@@ -38,7 +38,7 @@ def install() -> None:
 def _update_mean(
     original: Callable[..., None], metric: keras.metrics.Mean, values: Any, sample_weight: Any = None
 ) -> None:
-    share = _tracker_share()
+    share = _tracker_share(metric, values)
     if share is None:
         return original(metric, values, sample_weight)
     if shares.is_in_microbatches():
@@ -74,7 +74,7 @@ def _votes(share: shares.Share) -> tf.Tensor:
 def _update_sum(
     original: Callable[..., None], metric: keras.metrics.Sum, values: Any, sample_weight: Any = None
 ) -> None:
-    share = _tracker_share()
+    share = _tracker_share(metric, values)
     if share is None or shares.is_in_microbatches():
         return original(metric, values, sample_weight)
     kind = share.dependence.kind(values)
@@ -86,12 +86,14 @@ def _update_sum(
     return original(metric, share.weigh(tf.cast(values, metric.dtype)), sample_weight)
 
 
-def _tracker_share() -> shares.Share | None:
+def _tracker_share(metric: keras.Metric, values: Any) -> shares.Share | None:
     """Returns the replica's share in a step of Keras' trainer on several replicas, else None."""
     share = shares.current()
-    if share is None or not share.in_trainer or share.num_replicas == 1:
+    if share is None or not share.in_trainer:
         return None
-    return share
+    subject = f"A number that the tracker {metric.name!r} is given for a batch"
+    warn_of_shards(values, subject, shares.current_dependence())
+    return share if share.num_replicas > 1 else None
 
 
 def _rank(value: Any) -> int:

@@ -20,6 +20,8 @@ def divide(
     num_replicas: int,
     combination: Combination,
     read_weight: Callable[[int, tf.Graph], tf.Tensor],
+    *,
+    may_have_shards: bool = False,
 ) -> list[Share]:
     """Returns every local replica's share.
 
@@ -31,6 +33,7 @@ def divide(
         num_replicas: size of the data axis.
         combination: see :class:`Share`.
         read_weight: takes the local replica's index first; see :class:`Share`.
+        may_have_shards: whether the devices of a replica may share weights.
     """
     even = 1.0 / num_replicas
     weights: list[float | tf.Tensor] = [even] * num_local
@@ -58,7 +61,10 @@ def divide(
             functools.partial(read_weight, r),
             own[r],
             RowDependence(
-                own[r], is_marked=num_replicas > 1, num_all=_global_counts(rows, own[r], num_local, num_replicas)
+                own[r],
+                is_marked=num_replicas > 1 or may_have_shards,
+                num_all=_global_counts(rows, own[r], num_local, num_replicas),
+                may_have_shards=may_have_shards,
             ),
             num_all=num_all,
             find_first_row=functools.partial(_first_row, rows, num_all, r, first_replica + r, num_replicas),

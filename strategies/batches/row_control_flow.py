@@ -5,15 +5,17 @@ The contract is tested in ``tests/strategies/batches/test_row_dependence.py``.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from strategies.batches.graph_nodes import graph_of
-from strategies.batches.row_kinds import ROW_MAJOR, Kind
+from strategies.batches.row_kinds import ROW_MAJOR, Form, Kind, Layout, ShardPart
 from strategies.batches.row_marks import Found
 from strategies.batches.row_rules import joined
+from strategies.batches.row_shards import either
 
 #: The operations that are loops.
 LOOPS = ("StatelessWhile", "While")
@@ -62,6 +64,9 @@ def branch_results(op: Any, given: Sequence[Found], body_results: BodyResults) -
     first, *others = (body_results(op, graph, rest) for graph in graphs)
     for other in others:
         first = [_joined(one, each) for one, each in zip(first, other, strict=True)]
+    if condition[1].shards is not None:
+        chosen = dataclasses.replace(condition[1].shards, form=Form.OTHER)
+        first = [(kind, _with_shards(layout, either(layout.shards, chosen))) for kind, layout in first]
     if condition[0].is_fixed or condition[0] is Kind.COUNT:
         return first
     return [each if each[0].is_fixed else (Kind.UNKNOWN, each[1]) for each in first]
@@ -71,9 +76,13 @@ def _joined(one: Found, other: Found) -> Found:
     """Returns the kind and layout of a value that has either of two, as after a conditional."""
     if one == other:
         return one
-    kind = joined(one[0], other[0])
+    kind, shards = joined(one[0], other[0]), either(one[1].shards, other[1].shards)
     if one[0].is_fixed or other[0].is_fixed:
-        return kind, other[1] if one[0].is_fixed else one[1]
+        return kind, _with_shards(other[1] if one[0].is_fixed else one[1], shards)
     if kind.has_rows and one[1].axis != other[1].axis:
         return Kind.UNKNOWN, ROW_MAJOR
-    return kind, one[1]
+    return kind, _with_shards(one[1], shards)
+
+
+def _with_shards(layout: Layout, shards: ShardPart | None) -> Layout:
+    return layout if layout.shards == shards else dataclasses.replace(layout, shards=shards)

@@ -23,7 +23,7 @@ from strategies.batches.graph_nodes import (
 from strategies.batches.row_constants import attribute_of, constant_of, is_filled
 from strategies.batches.row_context import Sizes
 from strategies.batches.row_control_flow import BRANCHES, LOOPS, branch_results, loop_results
-from strategies.batches.row_kinds import ROW_MAJOR, Kind, Op
+from strategies.batches.row_kinds import ROW_MAJOR, Kind, Op, ShardPart
 from strategies.batches.row_marks import (
     Found,
     by_rules,
@@ -51,6 +51,7 @@ class RowDependence:
         of_microbatches: whether the rows are only some of each replica's rows: in a graph, a sum over them on all
             replicas is then not a sum over the batch.
         num_all: the numbers of rows that the batch of all replicas has, as far as they are known beforehand.
+        may_have_shards: whether the devices of a replica may share weights, of which tensors may see single shards.
     """
 
     def __init__(
@@ -60,7 +61,9 @@ class RowDependence:
         is_marked: bool = False,
         of_microbatches: bool = False,
         num_all: Collection[int] = (),
+        may_have_shards: bool = False,
     ) -> None:
+        self.may_have_shards = may_have_shards
         self.sizes = Sizes(num_rows, num_all)
         self._is_marked = is_marked
         self._of_microbatches = of_microbatches
@@ -80,6 +83,13 @@ class RowDependence:
         if hasattr(value, "numpy"):
             return marked_kind(value) or (Kind.SAME if self._has_marks() else Kind.ROWS)
         return self._found(Node(value, None))[0]
+
+    def shards(self, value: Any) -> ShardPart | None:
+        """Returns the shards from which a tensor is computed; None if there are none, or all of their weights."""
+        if not isinstance(value, tf.Tensor):
+            return None
+        layout = marked_layout(value) if hasattr(value, "numpy") else self._found(Node(value, None))[1]
+        return layout.shards
 
     def is_number_of_rows(self, value: tf.Tensor) -> bool:
         """Returns True if a tensor is the number of rows itself, not a multiple of it."""

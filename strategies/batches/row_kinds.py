@@ -36,9 +36,6 @@ class Kind(enum.Enum):
         AMBIGUOUS: a sum over rows divided by a constant that may be the replica's number of terms, or the batch's.
         UNKNOWN: computed from rows by an operation that mixes them, or that has no rule.
         OTHER: anything else computed from all rows: the root of a mean, a product of means.
-        SHARD: the gradient of a shard of a weight, all of whose shards are in this process: see `row_shards`.
-        SHARD_APART: the same, where other processes have the other shards.
-        SHARD_NUMBER: computed from all elements of such a gradient, such as a norm.
     """
 
     SAME = enum.auto()
@@ -59,19 +56,11 @@ class Kind(enum.Enum):
     AMBIGUOUS = enum.auto()
     UNKNOWN = enum.auto()
     OTHER = enum.auto()
-    SHARD = enum.auto()
-    SHARD_APART = enum.auto()
-    SHARD_NUMBER = enum.auto()
 
     @property
     def has_rows(self) -> bool:
         """True if the tensor still has a dimension of rows."""
         return self in _WITH_ROWS
-
-    @property
-    def is_same(self) -> bool:
-        """True if the tensor is the same on all replicas, as is the gradient of a shard."""
-        return self in (Kind.SAME, Kind.SHARD, Kind.SHARD_APART)
 
     @property
     def is_fixed(self) -> bool:
@@ -82,9 +71,46 @@ class Kind(enum.Enum):
 _WITH_ROWS = frozenset({Kind.ROWS, Kind.ROWS_PER_COUNT, Kind.SHIFTED, Kind.SOME, Kind.PAIRS})
 
 
+class Form(enum.Enum):
+    """The relation of a tensor that is computed from some shards of weights to that of the whole weights.
+
+    Attributes:
+        ELEMENTS: has an item for each element of the shards.
+        SUM: a sum over their elements, or linear in one: the sum of those of all shards is that of the weight.
+        MAX: the largest of their elements: the largest of those of all shards is that of the weight.
+        MIN: the smallest of their elements.
+        OTHER: anything else, such as a norm or a mean.
+    """
+
+    ELEMENTS = enum.auto()
+    SUM = enum.auto()
+    MAX = enum.auto()
+    MIN = enum.auto()
+    OTHER = enum.auto()
+
+
+#: A shard of a weight that the devices of a replica share: an id of the weight, the shard's index, and their number.
+ShardId = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class ShardPart:
+    """The shards from which a tensor is computed, or from whose gradients; see `row_shards`.
+
+    Attributes:
+        shards: the shards, not all of those of their weights.
+        form: the tensor's relation to that of the whole weights.
+        has_other_terms: whether a term was added that is not computed from shards.
+    """
+
+    shards: frozenset[ShardId]
+    form: Form = Form.ELEMENTS
+    has_other_terms: bool = False
+
+
 @dataclass(frozen=True)
 class Layout:
-    """The position of the rows in a tensor.
+    """The position of the rows in a tensor, and the shards from which it is computed.
 
     Attributes:
         axis: the dimension of the rows. For a list of tensors, the dimension in each tensor; -1 if each tensor belongs
@@ -101,6 +127,7 @@ class Layout:
             `AMBIGUOUS` if they were multiplied by the inverse of one that may be it, else `SAME`.
         may_be_rows: whether it is the same on all replicas, but its first size is a replica's number of rows, and it
             may have been made with one item per row, such as ones of a static shape.
+        shards: the shards of weights from which it is computed; None if there are none, or if they are complete.
     """
 
     axis: int = 0
@@ -113,6 +140,7 @@ class Layout:
     is_constant: bool = False
     divided_by: Kind = Kind.SAME
     may_be_rows: bool = False
+    shards: ShardPart | None = None
 
 
 ROW_MAJOR = Layout()

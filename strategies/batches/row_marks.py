@@ -7,6 +7,7 @@ a tensor is marked only if more is known about it than its operations show; `row
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -15,10 +16,11 @@ import tensorflow as tf
 
 from strategies._tf_internals import op_callbacks
 from strategies.batches.row_context import Sizes, changing_rows, row_context
-from strategies.batches.row_kinds import ROW_MAJOR, Kind, Layout, Op
+from strategies.batches.row_kinds import ROW_MAJOR, Kind, Layout, Op, ShardId, ShardPart
 from strategies.batches.row_layouts import layout_of
 from strategies.batches.row_origins import Made
 from strategies.batches.row_rules import kind_of
+from strategies.batches.row_shards import shard_part
 
 #: The kind and the layout of a tensor.
 Found = tuple[Kind, Layout]
@@ -52,6 +54,17 @@ def mark_summed(value: Any) -> Any:
     """Marks a tensor as a sum over the rows of all replicas, which is the same on all; returns it."""
     if isinstance(value, tf.Tensor):
         setattr(value, _SUMMED, True)
+    return mark(value, Kind.SAME)
+
+
+def mark_shard(value: Any, shard: ShardId) -> Any:
+    """Marks a tensor, or the handle of a variable, as the elements of a shard of a weight; returns it.
+
+    Args:
+        value: a tensor that has an item for each element, such as a gradient, or a resource tensor.
+        shard: the shard, of a weight that the devices of a replica share.
+    """
+    setattr(value, _LAYOUT, Layout(shards=ShardPart(frozenset([shard]))))
     return mark(value, Kind.SAME)
 
 
@@ -105,7 +118,8 @@ def is_marking() -> bool:
 def by_rules(op: Op) -> Found:
     """Returns the kind and the layout of an operation's output."""
     kind = kind_of(op)
-    return kind, layout_of(op, kind)
+    layout, shards = layout_of(op, kind), shard_part(op, kind)
+    return kind, layout if layout.shards == shards else dataclasses.replace(layout, shards=shards)
 
 
 @contextlib.contextmanager

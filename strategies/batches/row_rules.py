@@ -10,7 +10,6 @@ from strategies.batches import row_names as names
 from strategies.batches import row_order as order
 from strategies.batches import row_positions as positions
 from strategies.batches import row_shapes as shapes
-from strategies.batches import row_shards as shards
 from strategies.batches.row_kinds import Kind, Op, mixing, row_wise
 
 _SPREADING = ("BroadcastTo", "Empty", "Fill", "Tile")
@@ -120,8 +119,6 @@ def kind_of(op: Op) -> Kind:
         return arithmetic.total(op) if op.type == "Sum" else Kind.SAME
     if op.type == "IdentityN":
         return op.inputs[op.output]
-    if shards.is_of_shards(op):
-        return shards.shard_results(op, kind_of)
     if op.type.startswith(("FusedBatchNorm", "_FusedBatchNorm")):
         return _normalised(op)
     if op.type in _RULES:

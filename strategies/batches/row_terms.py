@@ -105,7 +105,7 @@ class Terms:
     def _visit(self, tensor: tf.Tensor, depth: int = 0) -> None:
         key = id(tensor)
         kind = self._dependence.kind(tensor)
-        if key in self._terms or key in self._made or kind.is_same:
+        if key in self._terms or key in self._made or kind is Kind.SAME:
             return
         made = self._dependence.made(tensor)
         self._kept.append(tensor)
@@ -117,7 +117,7 @@ class Terms:
         how = None if all(each in _HAVE_NO_ROWS for each in kinds) else self._how(kind, made, kinds)
         if how is not None:
             self._terms[key] = Term(tensor, self._checked(tensor, how))
-        elif made.is_stateful or depth > _MAX_DEPTH or all(each.is_same for each in kinds):
+        elif made.is_stateful or depth > _MAX_DEPTH or all(each is Kind.SAME for each in kinds):
             raise NoTermsError
         elif made.type == "TensorScatterAdd":
             # The tensor plus the updates scattered into zeros: the latter are a term.
@@ -134,7 +134,7 @@ class Terms:
 
     def _is_marked(self, made: Made) -> bool:
         """Returns True if an operation's inputs do not explain the kind of its output, which was marked."""
-        return all(self._dependence.kind(each).is_same for each in made.inputs)
+        return all(self._dependence.kind(each) is Kind.SAME for each in made.inputs)
 
     def _how(self, kind: Kind, made: Made, kinds: Sequence[Kind]) -> How | None:
         """Returns the reduction over replicas for the results of an operation on rows; None if there is none."""
@@ -142,7 +142,7 @@ class Terms:
             return _BY_KIND[kind]
         if made.type in _BOUNDS and kinds[0] is Kind.ROWS and not kind.has_rows:
             return _BOUNDS[made.type]
-        if made.type in _SCATTERS and all(each is Kind.ROWS or each.is_same for each in kinds):
+        if made.type in _SCATTERS and all(each is Kind.ROWS or each is Kind.SAME for each in kinds):
             return _SCATTERS[made.type]
         return "sum" if made.type in _MATRIX_PRODUCTS and self._sums_over_rows(made, kinds) else None
 
@@ -192,13 +192,13 @@ def linear(
         elif all(dependence.kind(each) in _HAVE_NO_ROWS for each in first):
             parts = [linear(dependence, each, **go_on) for each in first]
             return made.repeat([*parts, *list(made.inputs)[len(parts) :]])
-    if kind.is_same:
+    if kind is Kind.SAME:
         return same(value)
     if kind in (Kind.MIXED, Kind.SUM, Kind.COUNT) and made is not None and made.type in _FACTORS:
         one, other = made.inputs
-        if dependence.kind(other).is_same:
+        if dependence.kind(other) is Kind.SAME:
             return made.repeat([linear(dependence, one, **go_on), other])
-        if dependence.kind(one).is_same and made.type == "Mul":
+        if dependence.kind(one) is Kind.SAME and made.type == "Mul":
             return made.repeat([one, linear(dependence, other, **go_on)])
     if kind is Kind.MEAN:
         return mean(value)

@@ -6,13 +6,14 @@ Every finding inside a step goes through :func:`warn`, so that `strict` can turn
 from __future__ import annotations
 
 import warnings
+from collections.abc import Collection
 from typing import Any
 
 import tensorflow as tf
 
 from strategies.batches.program_lines import line_of, program_frame
 from strategies.batches.row_dependence import RowDependence
-from strategies.batches.row_kinds import Kind
+from strategies.batches.row_kinds import Form, Kind
 
 
 class DifferenceWarning(UserWarning):
@@ -60,10 +61,6 @@ _FAULTS = {
     Kind.MIN: "the smallest of rows, and neither a mean nor a sum over them",
     Kind.MIXED: "a sum over rows plus a term that is none",
     Kind.OTHER: "neither a mean nor a sum over rows",
-    Kind.SHARD_NUMBER: (
-        "made of all numbers of the gradient of one shard, where a layer is split over the devices of a replica, and "
-        "not of the weight's whole gradient"
-    ),
     Kind.UNKNOWN: "made by operations that mix rows, or that may do so",
 }
 _FIXES = {
@@ -74,6 +71,15 @@ _FIXES = {
 #: Kinds of a layer's per-row outputs that depend on other rows, too.
 _MIXED_ROWS = (*_FAULTS, Kind.PAIRS, Kind.ROWS_PER_COUNT, Kind.SHIFTED)
 
+_OF_SHARDS = (
+    "is computed from single shards of weights or from their gradients, such as the norm or the mean of each, where on "
+    "one device it is computed from whole weights: a layer is split over the devices of a replica"
+)
+_WHOLE_WEIGHTS = (
+    "Sum over all variables before anything that is not linear, as tf.linalg.global_norm does; read a whole weight "
+    "from its layer, as in layer.kernel; use clipnorm, global_clipnorm or clipvalue of the optimizer, or one that "
+    "needs whole weights; or leave the layer whole in the plan of keras_ext.parallelize."
+)
 #: The message about a layer or a model whose outputs mix rows, and its remedy.
 LOOKS_ACROSS = (
     "looks at several rows of the batch, so that under a strategy it is not that of one device: each replica looks at "
@@ -133,6 +139,21 @@ def warn_of_mixed_rows(
             if dependence.is_first_asked(origin):
                 warn(f"{subject} {texts[0]}", texts[1], line_of(origin))
     return found
+
+
+def warn_of_shards(value: Any, subject: str, dependence: RowDependence, right: Collection[Form] = ()) -> None:
+    """Warns once of a value that is computed from some shards of weights, and differs from that of whole weights.
+
+    Args:
+        value: a nest of tensors.
+        subject: names the value, at the beginning of a sentence.
+        dependence: finds the shards from which `value` is computed.
+        right: the forms that are right where the value is used, such as one item for each element of a shard.
+    """
+    for leaf in tf.nest.flatten(value) if dependence.may_have_shards else ():
+        part = dependence.shards(leaf.values if isinstance(leaf, tf.IndexedSlices) else leaf)
+        if part is not None and part.form not in right and dependence.is_first_asked(leaf):
+            warn(f"{subject} {_OF_SHARDS}", _WHOLE_WEIGHTS)
 
 
 def description(kind: Kind) -> str:

@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from strategies.batches.row_kinds import ShardId
+from strategies.batches.row_marks import mark_shard
 from strategies.replica.axis_mappings import AxisMappings
 from strategies.replica.creation_context import creation_context
 from strategies.replica.deferred import is_remote
@@ -77,6 +79,7 @@ class SplitWeight(WeightMath):
         if len(self.sizes) > 1 or self.is_inner:
             setattr(shard, _ATTRIBUTE, weakref.ref(self))
         self.shards.append(shard)
+        _mark_reads(shard)
 
     def like(self) -> SplitWeight:
         """Returns a weight of the same form that has no shards yet."""
@@ -262,6 +265,28 @@ def weight_of(variable: Any) -> SplitWeight | None:
     """Returns the weight of which ``variable`` is a shard; None if it is whole."""
     reference = getattr(variable, _ATTRIBUTE, None)
     return None if reference is None else reference()
+
+
+def shard_of(variable: Any) -> ShardId | None:
+    """Returns which shard of a weight ``variable`` is; None if it is whole, or a slot."""
+    weight = weight_of(variable)
+    if weight is None or weight.is_inner or len(weight.sizes) == 1:
+        return None
+    index = next(i for i, each in enumerate(weight.shards) if each is variable)
+    return id(weight), index, len(weight.sizes)
+
+
+def _mark_reads(shard: Any) -> None:
+    """Marks what reads of a shard return, so that numbers that are computed from some shards are found."""
+    number, value = shard_of(shard), getattr(shard, "_value", None)
+    if number is None or value is None or is_remote(shard):
+        return
+    if SHARDED in vars(value):
+        # Whoever gathers it marks the gathered tensor.
+        value.shard = number
+        return
+    for component in value.values if isinstance(value, tf.distribute.DistributedValues) else [value]:
+        mark_shard(component.handle, number)
 
 
 def sharded_weight(variable: Any) -> SplitWeight | None:

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from strategies._tf_internals import get_current_replica_id_as_int, pywrap_tfe
 from strategies.batches.row_kinds import Kind
-from strategies.batches.row_marks import mark
+from strategies.batches.row_marks import mark, mark_shard
 from strategies.batches.shares import NotAlikeError
 from strategies.replica import graph_lifetimes
 from strategies.replica.deferred import in_shapes_only
@@ -125,6 +125,8 @@ class WeightGathers:
                 with unrecorded(), _in_graph(context.graph):
                     self._unshard(unit, own, context)
             tensor = unit.handles[id(variable)]
+        if variable.shard is not None:
+            mark_shard(tensor, variable.shard)
         watched = _Watched(variable, tensor)
         pywrap_tfe.TFE_Py_TapeVariableAccessed(watched)
         # For tf.custom_gradient, and so tf.recompute_grad, which otherwise leaves out the weight's gradient.

@@ -22,6 +22,7 @@ import numpy as np
 import tensorflow as tf
 
 from strategies._tf_internals import get_current_replica_id_as_int
+from strategies.batches.row_kinds import ShardId
 from strategies.replica.deferred import in_shapes_only, is_remote
 from strategies.replica.driving import current_driver
 from strategies.replica.placeholders import SHARDED
@@ -104,6 +105,8 @@ class ShardedVariable(ReplicaStateVariable):
         self._gathers = gathers
         #: The unit with which the weight is gathered; set by :meth:`Unit.add`.
         self.unit: Any = None
+        #: The shard that it is of a weight that the devices of a replica share, too; None if it is whole.
+        self.shard: ShardId | None = None
         #: The shards as captured by graphs outside of steps, see `exported_weights`; None until the first such graph.
         self.captured: Any = None
 

@@ -50,6 +50,8 @@ class MetricVariable(ReadableNumber, SyncOnReadVariable):
 
     def _term(self, value: Any) -> Any:
         """Returns the replica's term of a program's write in a trainer's step; None if the value itself is the term."""
+        if get_update_replica_id() is None:
+            state_writes.check_shards(self._plain_name, value)
         share = None if get_update_replica_id() is not None else state_writes.step_of_program()
         if share is None:
             return None

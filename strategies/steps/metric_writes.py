@@ -43,7 +43,7 @@ def term(share: Share, name: str, value: Any, dtype: tf.DType, aggregation: tf.V
             )
         except NoTermsError:
             pass
-    elif aggregation != _MEAN or kind.is_same or (kind is Kind.MEAN and share.is_even):
+    elif aggregation != _MEAN or kind is Kind.SAME or (kind is Kind.MEAN and share.is_even):
         return None
     row_warnings.warn(
         f"{name!r} is set to what a replica computes from its own rows, and the replicas' values are added up when the "

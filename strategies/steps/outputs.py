@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from strategies._tf_internals import PerReplica
 from strategies.batches.row_marks import is_reduced
-from strategies.batches.row_warnings import warn_of_mixed_rows
+from strategies.batches.row_warnings import warn_of_mixed_rows, warn_of_shards
 from strategies.batches.rows import is_batch, is_tensor, take_rows
 from strategies.batches.shares import Share
 from strategies.steps.layout import ReplicaLayout, local_values
@@ -38,6 +38,8 @@ def combined(outputs: Any, shares: Sequence[Share], layout: ReplicaLayout) -> An
         share = shares[0]
         warn_of_mixed_rows(tf.nest.map_structure(_first, outputs), share.dependence, "What a model predicts for a row")
     if combination == "mean":
+        local = tf.nest.map_structure(_first, outputs)
+        warn_of_shards(local, "What a step returns", shares[0].dependence)
         return combine_logs(outputs, shares, layout) if layout.num_replicas > 1 else outputs
     if not all(share.has_rows is True and share.is_even for share in shares):
         outputs = tf.nest.map_structure(lambda leaf: _without_dummy_rows(leaf, shares), outputs)

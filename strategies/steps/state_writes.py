@@ -23,7 +23,7 @@ from typing import Any
 import tensorflow as tf
 
 from strategies.batches import row_warnings, shares
-from strategies.batches.row_kinds import Kind
+from strategies.batches.row_kinds import Form, Kind
 from strategies.batches.row_marks import mark
 from strategies.batches.row_terms import NoTermsError, Term, Terms, linear, refused, unchanged
 from strategies.batches.shares import Share
@@ -67,6 +67,13 @@ def step_of_program() -> Share | None:
     return share
 
 
+def check_shards(name: str, value: Any) -> None:
+    """Warns if a program sets a variable, in a trainer's step, to a value that differs from that of whole weights."""
+    share, dependence = shares.current(), shares.current_dependence()
+    if share is not None and share.in_trainer and dependence.may_have_shards and not _is_keras_own():
+        row_warnings.warn_of_shards(value, f"The value that {name!r} is set to", dependence, right=(Form.ELEMENTS,))
+
+
 def _is_keras_own() -> bool:
     """Returns True if the innermost frame outside the modules listed above is of Keras or keras_ext."""
     frame: Any = sys._getframe(2)
@@ -102,7 +109,7 @@ def global_write(share: Share, name: str, value: Any, dtype: tf.DType, *, is_inc
     if shares.is_in_microbatches():
         return _microbatch_write(share, name, value, dtype, is_increment=is_increment)
     kind = dependence.kind(value)
-    if kind.is_same:
+    if kind is Kind.SAME:
         _warn_of_static_counts(share, name, value, is_increment=is_increment)
         return Write(value, differs=False)
     if kind is Kind.MEAN and dtype.is_floating:
@@ -181,7 +188,7 @@ def check_in_scope(name: str, value: Any) -> None:
 def is_same(slices: tf.IndexedSlices) -> bool:
     """Returns True if slices are the same on all replicas."""
     dependence = shares.current_dependence()
-    return all(dependence.kind(each).is_same for each in (slices.values, slices.indices))
+    return all(dependence.kind(each) is Kind.SAME for each in (slices.values, slices.indices))
 
 
 def check_scattered(name: str, slices: tf.IndexedSlices) -> None:
@@ -196,7 +203,7 @@ def check_scattered(name: str, slices: tf.IndexedSlices) -> None:
 
 def first_replica_write(share: Share, value: Any, dtype: tf.DType) -> Write | None:
     """Returns the first replica's write, on all replicas; None where replicas cannot synchronize."""
-    if shares.current_dependence().kind(value).is_same:
+    if shares.current_dependence().kind(value) is Kind.SAME:
         return Write(value, differs=False)
     if not can_synchronize(share):
         return None

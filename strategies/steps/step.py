@@ -77,6 +77,8 @@ class Steps:
         self._lifted: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
         #: True if one replica may be traced for all local ones: none of them communicates by itself.
         self.can_trace_once = False
+        #: True if the devices of a replica may share weights.
+        self.may_have_shards = False
         #: The state of the running step; replaced in :meth:`_run` and :meth:`reading_totals` only.
         self.context = StepContext()
 
@@ -232,7 +234,13 @@ class Steps:
         if rows is not None and rows.total is None:
             rows = rows.with_total(layout.process_group.sum([rows.local_total()])[0])
         divided = divide(
-            rows, layout.first_replica, layout.num_local, layout.num_replicas, combination, self._read_weight
+            rows,
+            layout.first_replica,
+            layout.num_local,
+            layout.num_replicas,
+            combination,
+            self._read_weight,
+            may_have_shards=self.may_have_shards,
         )
         return args, divided
 
@@ -253,7 +261,7 @@ class Steps:
 
         def replica(share: shares.Share, args: Any, kwargs: Any) -> Any:
             shares.attach(share)
-            if share.num_replicas == 1:
+            if share.num_replicas == 1 and not share.dependence.may_have_shards:
                 return tf.nest.map_structure(_as_tensor, fn(*args, **kwargs))
             with marking((args, kwargs), share.dependence.sizes):
                 return tf.nest.map_structure(_as_tensor, fn(*args, **kwargs))

@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 from strategies import layer_api
-from tests.keras_ext.cloning.copies import L, assert_like, each_copy
+from tests.keras_ext.cloning.copies import COPIES, L, assert_like, each_copy
 from tests.strategies.parity.harness import vectors
 
 
@@ -226,3 +226,53 @@ def test_a_model_of_a_users_class_stays_one() -> None:
     np.testing.assert_allclose(copy.shown(vectors()), model.shown(vectors()), atol=1e-6)
     outer = keras.Sequential([keras.Input((6,)), model, L.Dense(3)])
     assert parallelized(outer).layers[0].__class__ is Named
+
+
+class Counts:
+    """Makes state, a metric and a layer when Keras builds a model, as its constructor does."""
+
+    def build(self: Any, shape: Any = None) -> None:
+        super().build(shape)  # type: ignore[misc]
+        self.seen = self.add_weight(shape=(), initializer="zeros", trainable=False, name="seen")
+        self.tracker = keras.metrics.Mean(name="tracked")
+        self.beside = L.Dense(2)
+        self.beside.build((None, 6))
+
+
+class Counting(Counts, keras.Model):
+    """A Functional model that makes more when it is built."""
+
+
+class CountingSequence(Counts, keras.Sequential):
+    """A Sequential that makes more when it is built."""
+
+
+def counting() -> Any:
+    inputs = keras.Input((6,))
+    return Counting(inputs, L.Dense(4)(L.Dense(4)(inputs)))
+
+
+@pytest.mark.parametrize(
+    ("make", "copied"),
+    [
+        (counting, COPIES["parallelize"]),
+        (counting, COPIES["PipelineModel"]),
+        (lambda: CountingSequence([keras.Input((6,)), L.Dense(4)]), COPIES["parallelize"]),
+    ],
+    ids=["split", "in stages", "split Sequential"],
+)
+def test_what_a_model_makes_when_it_is_built_is_copied(make: Any, copied: Any) -> None:
+    model = make()
+    model.seen.assign(3.0)
+    model.beside.kernel.assign(tf.ones((6, 2)))
+    copy = copied(model)
+    assert [each for each in copy.weights if each.path.endswith("seen")] == [copy.seen]
+    assert copy.seen is not model.seen
+    assert float(copy.seen.numpy()) == 3.0
+    assert copy.tracker is not model.tracker
+    assert sum(each is copy.tracker for each in copy._metrics) == len(copy._metrics) == 1
+    if not isinstance(model, keras.Sequential):
+        # A Sequential's layers are those of its sequence.
+        assert copy.beside is not model.beside
+        assert sum(each is copy.beside for each in copy._flatten_layers()) == 1
+    np.testing.assert_array_equal(copy.beside.kernel, np.ones((6, 2)))

@@ -202,6 +202,12 @@ def own_step() -> Any:
     return OwnStep(x, L.Dense(2)(L.Dense(2)(x)))
 
 
+class OwnWeight(keras.Sequential):
+    def build(self, shape: Any = None) -> None:
+        super().build(shape)
+        self.count = self.add_weight(shape=(), trainable=False, name="count")
+
+
 def synchronized() -> Any:
     return sequential(L.Dense(2), L.BatchNormalization(synchronized=True))
 
@@ -210,6 +216,10 @@ REFUSED: dict[str, tuple[Any, dict[str, Any]]] = {
     "sparse and ragged ones": (lambda: sequential(L.Dense(2), sparse=True), {}),
     "stateful=True": (lambda: sequential(L.LSTM(2, stateful=True), batch_size=4, shape=(3, 2)), {}),
     "OwnStep, which has train_step": (own_step, {}),
+    r"would lose weights .* \['own_weight/count'\]": (
+        lambda: OwnWeight([keras.Input((6,)), L.Dense(2), L.Dense(2)]),
+        {},
+    ),
     "runs a collective over replicas": (synchronized, {"remat": "all"}),
     "num_microbatches=True": (skipping, {"num_microbatches": True}),
     "num_stages=0": (skipping, {"num_stages": 0}),
