@@ -97,7 +97,13 @@ TESTS: dict[str, tuple[str, ...]] = {
         f"{_HOOKS}/test_synchronized_norms.py::test_micro_batches_of_a_synchronized_layer_are_warned_of_once_at_the_line_of_the_program",
     ),
     "`context.all_reduce": (f"{_HOOKS}/test_gradients.py::test_a_sum_of_what_is_global_is_reported",),
-    "a norm of the gradient of one weight": (f"{_HOOKS}/test_gradients.py::test_a_norm_of_a_shard_is_reported",),
+    "numbers of all variables of a model": (
+        f"{_HOOKS}/test_numbers_of_shards.py::test_numbers_of_all_shards_are_those_of_one_device",
+    ),
+    "a norm, a mean or another number": (
+        f"{_HOOKS}/test_gradients.py::test_a_norm_of_a_shard_is_reported",
+        f"{_HOOKS}/test_numbers_of_shards.py::test_each_use_of_a_number_of_one_shard_is_reported",
+    ),
     "`model.trainable_variables[:2]`": (
         f"{_HOOKS}/test_gradients.py::test_layers_that_are_split_have_optimizers_of_their_own",
     ),
