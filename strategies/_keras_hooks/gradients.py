@@ -262,7 +262,7 @@ def _global_gradients(local: Any, target: Any, sources: Any, stays: bool) -> Any
         if share.dependence.may_have_shards and not shares.is_in_microbatches():
             for gradient, source in zip(flat, flat_sources, strict=True):
                 if gradient is not None and _is_variable(source):
-                    mark(gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient, Kind.SAME)
+                    mark(_values(gradient), Kind.SAME)
                     _as_shard(gradient, source)
         return local
     for i, source in enumerate(flat_sources):
@@ -283,7 +283,8 @@ def _global_gradients(local: Any, target: Any, sources: Any, stays: bool) -> Any
     else:
         # Each replica has gradients of other rows of a row-sharded table: the optimizer sends them to the owners.
         for i in [i for i in mine if is_row_sharded(flat_sources[i])]:
-            flat[i] = _as_term(flat[i])
+            own_rows = (id(flat_sources[i]), share.replica_id, share.num_replicas)
+            mark_shard(_values(_as_term(flat[i])), own_rows, Kind.SUM)
             mine.remove(i)
         for i, total in zip(
             mine, summed(engine, [flat[i] for i in mine], [flat_sources[i] for i in mine]), strict=True
@@ -305,12 +306,16 @@ def _as_shard(gradient: Any, source: Any) -> Any:
     """Marks the gradient of a shard, so that numbers that are computed from some shards are found; returns it."""
     shard = shard_of(source)
     if shard is not None and gradient is not None:
-        mark_shard(gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient, shard)
+        mark_shard(_values(gradient), shard)
     return gradient
 
 
 def _as_term(gradient: Any) -> Any:
     """Marks a gradient as this replica's term of a sum over replicas; returns it."""
     if gradient is not None:
-        mark(gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient, Kind.SUM)
+        mark(_values(gradient), Kind.SUM)
     return gradient
+
+
+def _values(gradient: Any) -> tf.Tensor:
+    return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient

@@ -57,15 +57,16 @@ def mark_summed(value: Any) -> Any:
     return mark(value, Kind.SAME)
 
 
-def mark_shard(value: Any, shard: ShardId) -> Any:
+def mark_shard(value: Any, shard: ShardId, kind: Kind = Kind.SAME) -> Any:
     """Marks a tensor, or the handle of a variable, as the elements of a shard of a weight; returns it.
 
     Args:
         value: a tensor that has an item for each element, such as a gradient, or a resource tensor.
-        shard: the shard, of a weight that the devices of a replica share.
+        shard: the shard, of a weight that the devices of a replica, or replicas, share.
+        kind: its dependence on rows.
     """
     setattr(value, _LAYOUT, Layout(shards=ShardPart(frozenset([shard]))))
-    return mark(value, Kind.SAME)
+    return mark(value, kind)
 
 
 def mark_reduced(values: Any) -> Any:

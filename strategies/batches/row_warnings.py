@@ -73,7 +73,8 @@ _MIXED_ROWS = (*_FAULTS, Kind.PAIRS, Kind.ROWS_PER_COUNT, Kind.SHIFTED)
 
 _OF_SHARDS = (
     "is computed from single shards of weights or from their gradients, such as the norm or the mean of each, where on "
-    "one device it is computed from whole weights: a layer is split over the devices of a replica"
+    "one device it is computed from whole weights: a layer is split over the devices of a replica, or its experts or "
+    "rows are split over replicas"
 )
 _WHOLE_WEIGHTS = (
     "Sum over all variables before anything that is not linear, as tf.linalg.global_norm does; read a whole weight "

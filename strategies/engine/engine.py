@@ -93,7 +93,8 @@ class Engine:
         #: The running step.
         self.steps = Steps(strategy, self.layout, self.waits)
         self.steps.can_trace_once = not parts.spans_processes and not _exchanges_weights(sharding)
-        self.steps.may_have_shards = any(size > 1 for axis, size in parts.mesh.axes.items() if axis != "pipe")
+        is_split = any(size > 1 for axis, size in parts.mesh.axes.items() if axis != "pipe")
+        self.steps.may_have_shards = is_split or sharding is not None
         self._updates = Updates(parts, self.layout, gradient_sync, self.steps)
         #: The groups of replicas over which updates are sharded; None if each replica updates all weights.
         self.sharding = sharding

@@ -77,7 +77,7 @@ class Steps:
         self._lifted: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
         #: True if one replica may be traced for all local ones: none of them communicates by itself.
         self.can_trace_once = False
-        #: True if the devices of a replica may share weights.
+        #: True if the devices of a replica, or replicas, may share weights.
         self.may_have_shards = False
         #: The state of the running step; replaced in :meth:`_run` and :meth:`reading_totals` only.
         self.context = StepContext()

@@ -103,6 +103,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "a norm, a mean or another number": (
         f"{_HOOKS}/test_gradients.py::test_a_norm_of_a_shard_is_reported",
         f"{_HOOKS}/test_numbers_of_shards.py::test_each_use_of_a_number_of_one_shard_is_reported",
+        f"{_HOOKS}/test_numbers_of_shards.py::test_numbers_of_a_replicas_own_experts_are_reported",
     ),
     "`model.trainable_variables[:2]`": (
         f"{_HOOKS}/test_gradients.py::test_layers_that_are_split_have_optimizers_of_their_own",

@@ -76,6 +76,12 @@ def wrong(model: Any, gradients: list[Any], others: list[Any]) -> tuple[dict[str
     return logs, [g + 0.01 * d for g, d in zip(scaled, decays, strict=True)]
 
 
+def of_own_experts(model: Any, gradients: list[Any], others: list[Any]) -> tuple[dict[str, Any], list[Any]]:
+    """Looks at the gradients of all experts, of which each replica has those of its own."""
+    model.seen.assign(tf.add_n([tf.reduce_sum(each * each) for each in gradients]))
+    return {}, [g - tf.reduce_mean(g, axis=0, keepdims=True) for g in gradients]
+
+
 def on(mesh: dict[str, int]) -> strategies.MirroredStrategy:
     return strategies.MirroredStrategy([f"CPU:{i}" for i in range(math.prod(mesh.values()))], mesh=mesh)
 
@@ -89,6 +95,8 @@ def fitted(
         warnings.simplefilter("always")
         inputs = keras.Input((6,))
         hidden = keras.layers.Dense(8, "tanh", name="up")(inputs)
+        if step is of_own_experts:
+            hidden = keras_ext.MixtureOfExperts(4, 8, capacity_factor=None)(hidden)
         own = type("Own", (Watched,), {"step": staticmethod(step)})
         model = own(inputs, keras.layers.Dense(1, name="down")(hidden))
         if is_split:
@@ -116,14 +124,22 @@ def test_numbers_of_all_shards_are_those_of_one_device(
         np.testing.assert_allclose(own, whole, atol=TOLERANCE)
 
 
+def uses(messages: list[str]) -> set[str]:
+    """Returns how warnings begin that are about numbers of shards."""
+    return {each.partition(" is computed from single shards")[0].rpartition("/")[2] for each in messages}
+
+
 @RUNS
 def test_each_use_of_a_number_of_one_shard_is_reported(mesh: dict[str, int], eagerly: bool) -> None:
-    messages = fitted(wrong, on(mesh), is_split=True, eagerly=eagerly)[2]
-    found = {message.partition(" is computed from single shards")[0].rpartition("/")[2] for message in messages}
-    assert found == {
+    assert uses(fitted(wrong, on(mesh), is_split=True, eagerly=eagerly)[2]) == {
         "seen' is set to",
         "A number that the tracker 'tracked' is given for a batch",
         "What a step returns",
         "The loss of which a gradient is taken here",
         "A gradient that is applied here",
     }
+
+
+def test_numbers_of_a_replicas_own_experts_are_reported() -> None:
+    messages = fitted(of_own_experts, on({"data": 1, "expert": 2}), is_split=False)[2]
+    assert uses(messages) == {"seen' is set to", "A gradient that is applied here"}
