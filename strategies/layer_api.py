@@ -25,6 +25,7 @@ from strategies._keras_hooks.undrawn import UndrawnVariable, variables_undrawn, 
 from strategies._keras_hooks.watching import begin_save, note_units
 from strategies._keras_hooks.whole_updates import some_need_whole
 from strategies._keras_hooks.wrapping import not_converted
+from strategies.batches.row_marks import mark_whole
 from strategies.batches.shares import in_microbatches, split_into
 from strategies.control_plane.preemption import Saver
 from strategies.converting import TensorsByLayer, open_tensors
@@ -191,6 +192,7 @@ __all__ = [
     "joined_weight",
     "kernels_apart",
     "lie_on_replicas",
+    "mark_whole",
     "may_recompute",
     "name_counters",
     "named_state",

@@ -43,6 +43,8 @@ class SplitLayer(keras.Layer):
         if not self.built and any(isinstance(value, SplitTensor) for value in keras.tree.flatten(args)):
             self.build(*keras.tree.map_structure(lambda value: value.shape, args))
         output = super().__call__(*args, **kwargs)
+        for value in keras.tree.flatten(output):
+            layer_api.mark_whole(value.pieces if isinstance(value, SplitTensor) else [value])
         return RecordedTensor(output) if self.records_ops and isinstance(output, SplitTensor) else output
 
     @classmethod

@@ -29,6 +29,7 @@ import keras
 import tensorflow as tf
 
 from strategies._keras_hooks.addresses import BaseOptimizer
+from strategies._keras_hooks.split_gradients import has_split_weights, joined_gradients
 from strategies._keras_hooks.summed_gradients import summed
 from strategies._keras_hooks.whole_updates import overrides_apply
 from strategies._keras_hooks.wrapping import overrides, wrap
@@ -99,6 +100,10 @@ def _gradient(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
+    if has_split_weights(sources):
+        return joined_gradients(
+            sources, lambda own: _gradient(original, tape, target, own, output_gradients, *args, **kwargs)
+        )
     if _is_factor():
         return original(tape, target, sources, output_gradients, *args, **kwargs)
     # Determined before: a persistent tape may record again while its gradient is taken.
@@ -112,6 +117,8 @@ def _gradient(
 
 
 def _gradients(original: Callable[..., Any], ys: Any, xs: Any, grad_ys: Any = None, *args: Any, **kwargs: Any) -> Any:
+    if has_split_weights(xs):
+        return joined_gradients(xs, lambda own: _gradients(original, ys, own, grad_ys, *args, **kwargs))
     if _is_factor():
         return original(ys, xs, grad_ys, *args, **kwargs)
 

@@ -6,6 +6,7 @@ marked when they are made (`row_marks`).
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
@@ -28,6 +29,7 @@ from strategies.batches.row_marks import (
     Found,
     by_rules,
     is_marked_summed,
+    is_marked_whole,
     is_marking,
     mark,
     marked_kind,
@@ -217,7 +219,7 @@ class RowDependence:
                 results = loop_results if op.type in LOOPS else branch_results
                 self._results[key] = results(op, found, self._body_results)
             return self._results[key][tensor.value_index]
-        return by_rules(
+        kind, layout = by_rules(
             Op(
                 self._op_type(tensor),
                 [kind for kind, _ in found],
@@ -234,6 +236,7 @@ class RowDependence:
                 tensor.dtype.is_integer,
             )
         )
+        return kind, dataclasses.replace(layout, shards=None) if is_marked_whole(tensor) else layout
 
     @staticmethod
     def _op_type(tensor: Any) -> str:

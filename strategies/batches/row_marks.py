@@ -28,6 +28,7 @@ Found = tuple[Kind, Layout]
 _MARK = "_keras_strategies_row_kind"
 _LAYOUT = "_keras_strategies_row_layout"
 _SUMMED = "_keras_strategies_summed_over_rows"
+_WHOLE = "_keras_strategies_of_whole_weights"
 _REDUCED = "_keras_strategies_reduced"
 _PARTS = "_keras_strategies_parts"
 _MADE = "_keras_strategies_made"
@@ -67,6 +68,19 @@ def mark_shard(value: Any, shard: ShardId, kind: Kind = Kind.SAME) -> Any:
     """
     setattr(value, _LAYOUT, Layout(shards=ShardPart(frozenset([shard]))))
     return mark(value, kind)
+
+
+def mark_whole(values: Sequence[Any]) -> None:
+    """Marks outputs of a layer: it computes them from all shards of its weights, whichever ops it does that with."""
+    for value in values:
+        if isinstance(value, tf.Tensor):
+            setattr(value, _WHOLE, True)
+            setattr(value, _LAYOUT, dataclasses.replace(marked_layout(value), shards=None))
+
+
+def is_marked_whole(value: Any) -> bool:
+    """Returns True if a tensor was marked as the output of a layer whose weights are in shards."""
+    return hasattr(value, _WHOLE)
 
 
 def mark_reduced(values: Any) -> Any:

@@ -77,9 +77,9 @@ _OF_SHARDS = (
     "rows are split over replicas"
 )
 _WHOLE_WEIGHTS = (
-    "Sum over all variables before anything that is not linear, as tf.linalg.global_norm does; read a whole weight "
-    "from its layer, as in layer.kernel; use clipnorm, global_clipnorm or clipvalue of the optimizer, or one that "
-    "needs whole weights; or leave the layer whole in the plan of keras_ext.parallelize."
+    "Sum over all variables before anything that is not linear, as tf.linalg.global_norm does; take a whole weight and "
+    "its gradient from its layer, as in tape.gradient(loss, layer.kernel); use clipnorm, global_clipnorm or clipvalue "
+    "of the optimizer, or one that needs whole weights; or leave the layer whole in the plan of keras_ext.parallelize."
 )
 #: The message about a layer or a model whose outputs mix rows, and its remedy.
 LOOKS_ACROSS = (

@@ -241,12 +241,36 @@ class SplitWeight(WeightMath):
         """Returns the whole weight; if several processes own its shards, all of them call it."""
         if current_driver() is not None:
             return tf.convert_to_tensor(self.numpy())
-        own = [tf.convert_to_tensor(shard) for _, shard in self._owned()]
+        return self.joined(self.shards)
+
+    def joined(self, values: Sequence[Any]) -> tf.Tensor:
+        """Returns the whole of a value of each shard; if several processes own the shards, all of them call it.
+
+        Args:
+            values: by shard, a variable or a tensor of the shard's shape; those of other processes are ignored.
+        """
+        own = [tf.convert_to_tensor(values[index]) for index, _ in self._owned()]
         whole = tf.concat(own, axis=self.dim)
         if self.between is None:
             return whole
         bounds = [0, *itertools.accumulate(self.sizes)]
         return self.between.joined(whole, self.dim, bounds[:: len(own)])
+
+    def joined_gradient(self, gradients: Sequence[Any]) -> tf.Tensor | None:
+        """Returns the gradient with respect to the weight; None if it is not used.
+
+        Args:
+            gradients: by shard, the gradient with respect to it; None if it is not used, or of another process.
+        """
+        owned = {index for index, _ in self._owned()}
+        if all(gradients[index] is None for index in owned):
+            return None
+        return self.joined(
+            [
+                tf.zeros_like(shard) if i in owned and gradients[i] is None else gradients[i]
+                for i, shard in enumerate(self.shards)
+            ]
+        )
 
     def _owned(self) -> list[tuple[int, Any]]:
         """Returns the number and variable of each shard that this process owns; of all shards if it owns none."""

@@ -45,7 +45,10 @@ class Watched(keras.Model):
 
 def right(model: Any, gradients: list[Any], others: list[Any]) -> tuple[dict[str, Any], list[Any]]:
     """Looks at all elements of all variables, however they are split."""
-    variables = model.trainable_variables
+    variables, kernel = model.trainable_variables, model.get_layer("up").kernel
+    with tf.GradientTape() as tape:
+        of_constant = tf.reduce_sum(tf.square(model(tf.ones((2, 6)))))
+    slopes = tape.gradient(of_constant, {"kernel": kernel, "first": variables[0], "unused": model.seen})
     dot = tf.add_n([tf.reduce_sum(one * other) for one, other in zip(gradients, others, strict=True)])
     square = sum(tf.reduce_sum(each * each) for each in others)
     flat = tf.concat([tf.reshape(tf.abs(each), [-1]) for each in gradients], 0)
@@ -55,10 +58,14 @@ def right(model: Any, gradients: list[Any], others: list[Any]) -> tuple[dict[str
     logs = {
         "weights": tf.add_n([tf.nn.l2_loss(each) for each in variables]),
         "deviation": tf.math.reduce_std(flat),
-        "kernel": tf.norm(model.get_layer("up").kernel),
+        "kernel": tf.norm(kernel),
+        "of_constant": of_constant,
+        "slope": tf.norm(slopes["kernel"]),
         "finite": tf.cast(tf.reduce_all([tf.reduce_all(tf.math.is_finite(each)) for each in gradients]), tf.float32),
         "tracked": model.tracker.result(),
     }
+    assert slopes["first"] is not None
+    assert slopes["unused"] is None
     projected = [each - other * dot / square for each, other in zip(gradients, others, strict=True)]
     return logs, [tf.where(tf.abs(each) >= threshold, each, 0.5 * each) for each in projected]
 
