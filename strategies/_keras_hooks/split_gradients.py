@@ -7,7 +7,7 @@ The contract is tested in ``tests/strategies/_keras_hooks/test_numbers_of_shards
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -30,7 +30,16 @@ def joined_gradients(sources: Any, take: Callable[[Any], Any]) -> Any:
     flat = tf.nest.flatten(sources)
     found = take([source.shards if isinstance(source, SplitWeight) else [source] for source in flat])
     whole = [
-        source.joined_gradient(own) if isinstance(source, SplitWeight) else own[0]
+        _joined(source, own) if isinstance(source, SplitWeight) else own[0]
         for source, own in zip(flat, found, strict=True)
     ]
     return tf.nest.pack_sequence_as(sources, whole)
+
+
+def _joined(weight: SplitWeight, gradients: Sequence[Any]) -> tf.Tensor | None:
+    """Returns the gradient with respect to a weight, from those of the shards of this process; None if it is unused."""
+    owned = dict(weight.owned())
+    if all(gradients[index] is None for index in owned):
+        return None
+    zeros = {index: tf.zeros_like(shard) for index, shard in owned.items() if gradients[index] is None}
+    return weight.joined([zeros.get(index, gradient) for index, gradient in enumerate(gradients)])

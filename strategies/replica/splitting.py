@@ -207,7 +207,7 @@ class SplitWeight(WeightMath):
         if tuple(value.shape) != self.shape:
             raise ValueError(f"The weight {self.name!r} has shape {self.shape}. Received: a value of {value.shape}.")
         # A process that drives the others sets their shards, too.
-        for index, shard in enumerate(self.shards) if current_driver() is not None else self._owned():
+        for index, shard in enumerate(self.shards) if current_driver() is not None else self.owned():
             shard.assign(self.part_of(value, index))
 
     def assign_add(self, value: Any) -> None:
@@ -215,7 +215,7 @@ class SplitWeight(WeightMath):
         if self.between is None:
             self.assign(self + value)
             return
-        for index, shard in self._owned():
+        for index, shard in self.owned():
             shard.assign_add(self.part_of(value, index))
 
     def assign_sub(self, value: Any) -> None:
@@ -223,7 +223,7 @@ class SplitWeight(WeightMath):
         if self.between is None:
             self.assign(self - value)
             return
-        for index, shard in self._owned():
+        for index, shard in self.owned():
             shard.assign_sub(self.part_of(value, index))
 
     def numpy(self) -> np.ndarray:
@@ -249,30 +249,14 @@ class SplitWeight(WeightMath):
         Args:
             values: by shard, a variable or a tensor of the shard's shape; those of other processes are ignored.
         """
-        own = [tf.convert_to_tensor(values[index]) for index, _ in self._owned()]
-        whole = tf.concat(own, axis=self.dim)
+        own = [tf.convert_to_tensor(values[index]) for index, _ in self.owned()]
+        whole = tf.concat(own, self.dim)
         if self.between is None:
             return whole
         bounds = [0, *itertools.accumulate(self.sizes)]
         return self.between.joined(whole, self.dim, bounds[:: len(own)])
 
-    def joined_gradient(self, gradients: Sequence[Any]) -> tf.Tensor | None:
-        """Returns the gradient with respect to the weight; None if it is not used.
-
-        Args:
-            gradients: by shard, the gradient with respect to it; None if it is not used, or of another process.
-        """
-        owned = {index for index, _ in self._owned()}
-        if all(gradients[index] is None for index in owned):
-            return None
-        return self.joined(
-            [
-                tf.zeros_like(shard) if i in owned and gradients[i] is None else gradients[i]
-                for i, shard in enumerate(self.shards)
-            ]
-        )
-
-    def _owned(self) -> list[tuple[int, Any]]:
+    def owned(self) -> list[tuple[int, Any]]:
         """Returns the number and variable of each shard that this process owns; of all shards if it owns none."""
         every = list(enumerate(self.shards))
         return [(index, shard) for index, shard in every if not is_remote(shard)] or every
@@ -302,14 +286,16 @@ def shard_of(variable: Any) -> ShardId | None:
 
 def _mark_reads(shard: Any) -> None:
     """Marks what reads of a shard return, so that numbers that are computed from some shards are found."""
-    number, value = shard_of(shard), getattr(shard, "_value", None)
-    if number is None or value is None or is_remote(shard):
+    value = vars(shard).get("_value")
+    # Slices over the data axis are TensorFlow's variables, and not what programs read.
+    number = None if value is None or is_remote(shard) else shard_of(shard)
+    if number is None:
         return
     if SHARDED in vars(value):
         # Whoever gathers it marks the gathered tensor.
         value.shard = number
         return
-    for component in value.values if isinstance(value, tf.distribute.DistributedValues) else [value]:
+    for component in getattr(value, "values", [value]):
         mark_shard(component.handle, number)
 
 
