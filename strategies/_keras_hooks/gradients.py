@@ -29,7 +29,14 @@ import keras
 import tensorflow as tf
 
 from strategies._keras_hooks.addresses import BaseOptimizer
-from strategies._keras_hooks.split_gradients import has_split_weights, joined_gradients
+from strategies._keras_hooks.split_gradients import (
+    as_shard,
+    has_split_weights,
+    is_variable,
+    joined_gradients,
+    mark_of_one_replica,
+    values_of,
+)
 from strategies._keras_hooks.summed_gradients import summed
 from strategies._keras_hooks.whole_updates import overrides_apply
 from strategies._keras_hooks.wrapping import overrides, wrap
@@ -42,7 +49,6 @@ from strategies.engine.engine import engine_of
 from strategies.replica.overwritten import warn_if_summed
 from strategies.replica.pass_context import pass_context
 from strategies.replica.rounding import as_unrounded, unrounded
-from strategies.replica.splitting import shard_of
 from strategies.sharding.variables import ShardedVariable, is_row_sharded
 
 #: Kinds that are weighted. A scalar that is neither mean nor sum is weighted, too, as the best guess, with a warning.
@@ -77,7 +83,10 @@ def for_optimizer(optimizer: Any, gradients: Sequence[Any], variables: Sequence[
     """
     share, engine = shares.current(), engine_of(tf.distribute.get_strategy())
     gradients = as_unrounded(gradients, variables)
-    if share is None or engine is None or share.num_replicas == 1 or not share.in_trainer:
+    if share is None or engine is None or not share.in_trainer:
+        return gradients
+    if share.num_replicas == 1:
+        mark_of_one_replica(share, gradients, variables)
         return gradients
     if _sums_itself(optimizer):
         return [_as_term(gradient) for gradient in gradients]
@@ -266,14 +275,11 @@ def _global_gradients(local: Any, target: Any, sources: Any, stays: bool) -> Any
         return local
     flat, flat_sources = tf.nest.flatten(local, expand_composites=False), tf.nest.flatten(sources)
     if share.num_replicas == 1:
-        if share.dependence.may_have_shards and not shares.is_in_microbatches():
-            for gradient, source in zip(flat, flat_sources, strict=True):
-                if gradient is not None and _is_variable(source):
-                    mark(_values(gradient), Kind.SAME)
-                    _as_shard(gradient, source)
+        if not shares.is_in_microbatches():
+            mark_of_one_replica(share, flat, flat_sources)
         return local
     for i, source in enumerate(flat_sources):
-        if _is_variable(source):
+        if is_variable(source):
             warn_if_summed(flat[i], source, share.dependence)
             flat[i] = unrounded(flat[i], source, share.dependence)
     if not share.in_trainer:
@@ -291,17 +297,13 @@ def _global_gradients(local: Any, target: Any, sources: Any, stays: bool) -> Any
         # Each replica has gradients of other rows of a row-sharded table: the optimizer sends them to the owners.
         for i in [i for i in mine if is_row_sharded(flat_sources[i])]:
             own_rows = (id(flat_sources[i]), share.replica_id, share.num_replicas)
-            mark_shard(_values(_as_term(flat[i])), own_rows, Kind.SUM)
+            mark_shard(values_of(_as_term(flat[i])), own_rows, Kind.SUM)
             mine.remove(i)
         for i, total in zip(
             mine, summed(engine, [flat[i] for i in mine], [flat_sources[i] for i in mine]), strict=True
         ):
-            flat[i] = _as_shard(total, flat_sources[i])
+            flat[i] = as_shard(total, flat_sources[i])
     return tf.nest.pack_sequence_as(sources, flat)
-
-
-def _is_variable(source: Any) -> bool:
-    return isinstance(source, (keras.Variable, tf.Variable, tf.distribute.DistributedValues))
 
 
 def _is_alike(share: shares.Share, source: Any) -> bool:
@@ -309,20 +311,8 @@ def _is_alike(share: shares.Share, source: Any) -> bool:
     return not isinstance(source, tf.Tensor) or share.dependence.kind(source) is Kind.SAME
 
 
-def _as_shard(gradient: Any, source: Any) -> Any:
-    """Marks the gradient of a shard, so that numbers that are computed from some shards are found; returns it."""
-    shard = shard_of(source)
-    if shard is not None and gradient is not None:
-        mark_shard(_values(gradient), shard)
-    return gradient
-
-
 def _as_term(gradient: Any) -> Any:
     """Marks a gradient as this replica's term of a sum over replicas; returns it."""
     if gradient is not None:
-        mark(_values(gradient), Kind.SUM)
+        mark(values_of(gradient), Kind.SUM)
     return gradient
-
-
-def _values(gradient: Any) -> tf.Tensor:
-    return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient

@@ -1,6 +1,7 @@
-"""Gradients with respect to whole weights of split layers, such as `layer.kernel`: those of the shards, joined.
+"""Gradients of split layers: with respect to a whole weight, such as `layer.kernel`, and marks of those of shards.
 
-On one device `layer.kernel` is a variable. In a split layer it is a `SplitWeight`, which no tape knows.
+On one device `layer.kernel` is a variable. In a split layer it is a `SplitWeight`, which no tape knows: its gradient is
+joined from those of the shards. See `batches.row_shards` for what the marks are for.
 
 The contract is tested in ``tests/strategies/_keras_hooks/test_numbers_of_shards.py``.
 """
@@ -10,9 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import keras
 import tensorflow as tf
 
-from strategies.replica.splitting import SplitWeight
+from strategies.batches.row_kinds import Kind
+from strategies.batches.row_marks import mark, mark_shard
+from strategies.batches.shares import Share
+from strategies.replica.splitting import SplitWeight, shard_of
 
 
 def has_split_weights(sources: Any) -> bool:
@@ -43,3 +48,29 @@ def _joined(weight: SplitWeight, gradients: Sequence[Any]) -> tf.Tensor | None:
         return None
     zeros = {index: tf.zeros_like(shard) for index, shard in owned.items() if gradients[index] is None}
     return weight.joined([zeros.get(index, gradient) for index, gradient in enumerate(gradients)])
+
+
+def mark_of_one_replica(share: Share, gradients: Sequence[Any], sources: Sequence[Any]) -> None:
+    """Marks gradients with respect to variables, of shards and of whole weights, where there is one replica."""
+    for gradient, source in zip(gradients, sources, strict=True) if share.dependence.may_have_shards else ():
+        if gradient is not None and is_variable(source):
+            mark(values_of(gradient), Kind.SAME)
+            as_shard(gradient, source)
+
+
+def as_shard(gradient: Any, source: Any) -> Any:
+    """Marks the gradient of a shard, so that numbers that are computed from some shards are found; returns it."""
+    shard = shard_of(source)
+    if shard is not None and gradient is not None:
+        mark_shard(values_of(gradient), shard)
+    return gradient
+
+
+def is_variable(source: Any) -> bool:
+    """Returns True if the source of a gradient is a variable, of Keras or of TensorFlow."""
+    return isinstance(source, (keras.Variable, tf.Variable, tf.distribute.DistributedValues))
+
+
+def values_of(gradient: Any) -> tf.Tensor:
+    """Returns the tensor of a gradient, or of its slices."""
+    return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
