@@ -297,7 +297,7 @@ def _global_gradients(local: Any, target: Any, sources: Any, stays: bool) -> Any
         # Each replica has gradients of other rows of a row-sharded table: the optimizer sends them to the owners.
         for i in [i for i in mine if is_row_sharded(flat_sources[i])]:
             own_rows = (id(flat_sources[i]), share.replica_id, share.num_replicas)
-            mark_shard(values_of(_as_term(flat[i])), own_rows, Kind.SUM)
+            mark_shard(values_of(flat[i]), own_rows, Kind.SUM)
             mine.remove(i)
         for i, total in zip(
             mine, summed(engine, [flat[i] for i in mine], [flat_sources[i] for i in mine]), strict=True

@@ -52,7 +52,9 @@ def _joined(weight: SplitWeight, gradients: Sequence[Any]) -> tf.Tensor | None:
 
 def mark_of_one_replica(share: Share, gradients: Sequence[Any], sources: Sequence[Any]) -> None:
     """Marks gradients with respect to variables, of shards and of whole weights, where there is one replica."""
-    for gradient, source in zip(gradients, sources, strict=True) if share.dependence.may_have_shards else ():
+    if not share.dependence.may_have_shards:
+        return
+    for gradient, source in zip(gradients, sources, strict=True):
         if gradient is not None and is_variable(source):
             mark(values_of(gradient), Kind.SAME)
             as_shard(gradient, source)

@@ -33,7 +33,7 @@ def divide(
         num_replicas: size of the data axis.
         combination: see :class:`Share`.
         read_weight: takes the local replica's index first; see :class:`Share`.
-        may_have_shards: whether the devices of a replica may share weights.
+        may_have_shards: see :class:`RowDependence`.
     """
     even = 1.0 / num_replicas
     weights: list[float | tf.Tensor] = [even] * num_local

@@ -12,10 +12,10 @@ from typing import Any
 import tensorflow as tf
 
 from strategies.batches.graph_nodes import graph_of
-from strategies.batches.row_kinds import ROW_MAJOR, Form, Kind, Layout, ShardPart
+from strategies.batches.row_kinds import ROW_MAJOR, Form, Kind
 from strategies.batches.row_marks import Found
 from strategies.batches.row_rules import joined
-from strategies.batches.row_shards import either
+from strategies.batches.row_shards import joined_parts
 
 #: The operations that are loops.
 LOOPS = ("StatelessWhile", "While")
@@ -66,7 +66,7 @@ def branch_results(op: Any, given: Sequence[Found], body_results: BodyResults) -
         first = [_joined(one, each) for one, each in zip(first, other, strict=True)]
     if condition[1].shards is not None:
         chosen = dataclasses.replace(condition[1].shards, form=Form.OTHER)
-        first = [(kind, _with_shards(layout, either(layout.shards, chosen))) for kind, layout in first]
+        first = [(kind, layout.with_shards(joined_parts(layout.shards, chosen))) for kind, layout in first]
     if condition[0].is_fixed or condition[0] is Kind.COUNT:
         return first
     return [each if each[0].is_fixed else (Kind.UNKNOWN, each[1]) for each in first]
@@ -76,13 +76,9 @@ def _joined(one: Found, other: Found) -> Found:
     """Returns the kind and layout of a value that has either of two, as after a conditional."""
     if one == other:
         return one
-    kind, shards = joined(one[0], other[0]), either(one[1].shards, other[1].shards)
+    kind, shards = joined(one[0], other[0]), joined_parts(one[1].shards, other[1].shards)
     if one[0].is_fixed or other[0].is_fixed:
-        return kind, _with_shards(other[1] if one[0].is_fixed else one[1], shards)
+        return kind, (other[1] if one[0].is_fixed else one[1]).with_shards(shards)
     if kind.has_rows and one[1].axis != other[1].axis:
         return Kind.UNKNOWN, ROW_MAJOR
-    return kind, _with_shards(one[1], shards)
-
-
-def _with_shards(layout: Layout, shards: ShardPart | None) -> Layout:
-    return layout if layout.shards == shards else dataclasses.replace(layout, shards=shards)
+    return kind, one[1].with_shards(shards)

@@ -6,7 +6,6 @@ marked when they are made (`row_marks`).
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
@@ -53,7 +52,7 @@ class RowDependence:
         of_microbatches: whether the rows are only some of each replica's rows: in a graph, a sum over them on all
             replicas is then not a sum over the batch.
         num_all: the numbers of rows that the batch of all replicas has, as far as they are known beforehand.
-        may_have_shards: whether the devices of a replica may share weights, of which tensors may see single shards.
+        may_have_shards: whether weights may be in shards, over the devices of a replica or over replicas.
     """
 
     def __init__(
@@ -236,7 +235,7 @@ class RowDependence:
                 tensor.dtype.is_integer,
             )
         )
-        return kind, dataclasses.replace(layout, shards=None) if is_marked_whole(tensor) else layout
+        return kind, layout.with_shards(None) if is_marked_whole(tensor) else layout
 
     @staticmethod
     def _op_type(tensor: Any) -> str:

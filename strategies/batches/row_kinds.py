@@ -7,6 +7,7 @@ kinds of its inputs to the kind of its output. This module has the types and the
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -141,6 +142,10 @@ class Layout:
     divided_by: Kind = Kind.SAME
     may_be_rows: bool = False
     shards: ShardPart | None = None
+
+    def with_shards(self, shards: ShardPart | None) -> Layout:
+        """Returns this layout of a tensor that is computed from other shards."""
+        return self if self.shards == shards else dataclasses.replace(self, shards=shards)
 
 
 ROW_MAJOR = Layout()

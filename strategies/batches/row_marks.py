@@ -7,7 +7,6 @@ a tensor is marked only if more is known about it than its operations show; `row
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -75,7 +74,7 @@ def mark_whole(values: Sequence[Any]) -> None:
     for value in values:
         if isinstance(value, tf.Tensor):
             setattr(value, _WHOLE, True)
-            setattr(value, _LAYOUT, dataclasses.replace(marked_layout(value), shards=None))
+            setattr(value, _LAYOUT, marked_layout(value).with_shards(None))
 
 
 def is_marked_whole(value: Any) -> bool:
@@ -133,8 +132,7 @@ def is_marking() -> bool:
 def by_rules(op: Op) -> Found:
     """Returns the kind and the layout of an operation's output."""
     kind = kind_of(op)
-    layout, shards = layout_of(op, kind), shard_part(op, kind)
-    return kind, layout if layout.shards == shards else dataclasses.replace(layout, shards=shards)
+    return kind, layout_of(op, kind).with_shards(shard_part(op, kind))
 
 
 @contextlib.contextmanager

@@ -81,7 +81,7 @@ def is_complete(shards: Collection[ShardId]) -> bool:
     return all(found == count for (_, count), found in counts.items())
 
 
-def either(one: ShardPart | None, other: ShardPart | None) -> ShardPart | None:
+def joined_parts(one: ShardPart | None, other: ShardPart | None) -> ShardPart | None:
     """Returns the part of a value that has either of two, as after a conditional."""
     if one is None or other is None or one == other:
         return one or other

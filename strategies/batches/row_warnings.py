@@ -151,7 +151,9 @@ def warn_of_shards(value: Any, subject: str, dependence: RowDependence, right: C
         dependence: finds the shards from which `value` is computed.
         right: the forms that are right where the value is used, such as one item for each element of a shard.
     """
-    for leaf in tf.nest.flatten(value) if dependence.may_have_shards else ():
+    if not dependence.may_have_shards:
+        return
+    for leaf in tf.nest.flatten(value):
         part = dependence.shards(leaf.values if isinstance(leaf, tf.IndexedSlices) else leaf)
         if part is not None and part.form not in right and dependence.is_first_asked(leaf):
             warn(f"{subject} {_OF_SHARDS}", _WHOLE_WEIGHTS)

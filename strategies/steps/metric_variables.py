@@ -50,9 +50,10 @@ class MetricVariable(ReadableNumber, SyncOnReadVariable):
 
     def _term(self, value: Any) -> Any:
         """Returns the replica's term of a program's write in a trainer's step; None if the value itself is the term."""
-        if get_update_replica_id() is None:
-            state_writes.check_shards(self._plain_name, value)
-        share = None if get_update_replica_id() is not None else state_writes.step_of_program()
+        if get_update_replica_id() is not None:
+            return None
+        state_writes.check_shards(self._plain_name, value)
+        share = state_writes.step_of_program()
         if share is None:
             return None
         return metric_writes.term(share, self._plain_name, value, self.dtype, self.aggregation)

@@ -118,11 +118,12 @@ class ReplicaStateVariable(ReadableNumber, MirroredVariable):
 
     def _global_write(self, value: Any, *, is_increment: bool) -> state_writes.Write | None:
         """Returns the running replica's write for ``value``; None where TensorFlow's contract holds."""
-        if get_update_replica_id() is None:
-            state_writes.check_shards(self._plain_name, value)
+        if get_update_replica_id() is not None:
+            return None
+        state_writes.check_shards(self._plain_name, value)
         share = state_writes.step_of_program()
         # A variable whose shape changes is refused where the write is recorded.
-        if share is None or get_update_replica_id() is not None or not self.shape.is_fully_defined():
+        if share is None or not self.shape.is_fully_defined():
             return None
         if self.aggregation == tf.VariableAggregation.ONLY_FIRST_REPLICA:
             return state_writes.first_replica_write(share, value, self.dtype)

@@ -229,7 +229,10 @@ def test_a_model_of_a_users_class_stays_one() -> None:
 
 
 class Counts:
-    """Makes state, a metric and a layer when Keras builds a model, as its constructor does."""
+    """Makes state, a metric and a layer when Keras builds a model, as its constructor does.
+
+    A mix-in before one of Keras' classes, which has the `build` that it calls.
+    """
 
     def build(self: Any, shape: Any = None) -> None:
         super().build(shape)  # type: ignore[misc]

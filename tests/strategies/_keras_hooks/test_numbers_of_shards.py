@@ -23,7 +23,7 @@ RUNS = pytest.mark.parametrize(
 
 
 class Watched(keras.Model):
-    """A model whose step a function makes: it takes the model, the loss, the gradients and those of the mean output."""
+    """A model whose step a function makes: it takes the model, gradients of the loss and of the mean output."""
 
     step: Callable[..., tuple[dict[str, Any], list[Any]]]
 
@@ -84,7 +84,7 @@ def wrong(model: Any, gradients: list[Any], others: list[Any]) -> tuple[dict[str
 
 
 def of_own_experts(model: Any, gradients: list[Any], others: list[Any]) -> tuple[dict[str, Any], list[Any]]:
-    """Looks at the gradients of all experts, of which each replica has those of its own."""
+    """Sums and centralizes the gradients of experts; each replica owns some of the experts."""
     model.seen.assign(tf.add_n([tf.reduce_sum(each * each) for each in gradients]))
     return {}, [g - tf.reduce_mean(g, axis=0, keepdims=True) for g in gradients]
 

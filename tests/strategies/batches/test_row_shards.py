@@ -15,6 +15,7 @@ from strategies.batches.row_marks import mark_shard, marking
 
 #: Two shards of one weight, a shard of a second one, whose other shard is left out, and a whole weight.
 A0, A1, B0 = (1, 0, 2), (1, 1, 2), (2, 0, 2)
+SHARDS: tuple[ShardId | None, ...] = (A0, A1, B0, None)
 VALUES = [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0], [7.0, 8.0]]
 
 
@@ -69,20 +70,18 @@ ONLY_IN_GRAPHS = ("by a branch", "sums in branches")
 
 
 def _values() -> list[Any]:
-    shards: list[ShardId | None] = [A0, A1, B0, None]
     return [
         value if shard is None else mark_shard(value, shard)
-        for value, shard in zip(map(tf.constant, VALUES), shards, strict=True)
+        for value, shard in zip(map(tf.constant, VALUES), SHARDS, strict=True)
     ]
 
 
 @pytest.mark.parametrize(("compute", "form"), CASES.values(), ids=CASES)
 def test_in_graphs(compute: Callable[..., Any], form: Form | None) -> None:
     with tf.Graph().as_default():
-        shards: list[ShardId | None] = [A0, A1, B0, None]
         values = [
             tf.zeros([2]) if shard is None else mark_shard(tf.compat.v1.placeholder(tf.float32, [2]), shard)
-            for shard in shards
+            for shard in SHARDS
         ]
         found = RowDependence().shards(compute(*values))
         assert (None if found is None else found.form) is form
